@@ -1,0 +1,99 @@
+"""Acts on runs: starting, waking and cancelling them."""
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from espalier_acts.log import Written, load_progress, write_entries
+from espalier_domain.errors import LifecycleConflict, NotFound
+from espalier_domain.journal import RunCreated
+from espalier_domain.run import Progress, closing
+from espalier_protocol.ids import to_wire
+from espalier_store.agents import lock_agent, revive_agent
+from espalier_store.ids import new_id
+from espalier_store.pool import Connection
+from espalier_store.runs import (
+    LockedRun,
+    NewRun,
+    count_live_runs,
+    insert_run,
+    lock_run,
+    request_cancel,
+    wake_run,
+)
+
+NO_LEASE_S = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrder:
+    """What an embedder asks of an agent."""
+
+    agent_id: UUID
+    goal: str
+    inputs: dict[str, Any]
+    subject_ids: list[str]
+
+
+async def create_run(connection: Connection, owner_id: UUID, order: RunOrder) -> Written:
+    """A run that is due at once, with `run.started` as its first event.
+
+    Raises NotFound, or LifecycleConflict when the agent takes no new run.
+    """
+    agent = await lock_agent(connection, owner_id, order.agent_id)
+    if agent is None:
+        raise NotFound("agent", to_wire("agt", order.agent_id))
+    if agent.lifecycle_state in ("cancelled", "archived"):
+        raise LifecycleConflict(f"The agent is {agent.lifecycle_state} and takes no new run.")
+    if await count_live_runs(connection, owner_id, order.agent_id) >= agent.max_live_runs:
+        raise LifecycleConflict(f"The agent has {agent.max_live_runs} live runs, which is its limit.")
+    subjects = sorted({*agent.subject_ids, *order.subject_ids})
+    run = NewRun(new_id(), order.agent_id, order.goal, order.inputs, subjects, agent.ceilings)
+    await insert_run(connection, owner_id, run)
+    await revive_agent(connection, owner_id, order.agent_id)
+    locked = await _lock(connection, owner_id, run.run_id)
+    first = RunCreated(to_wire("agt", order.agent_id))
+    return await write_entries(connection, locked, Progress(), (first,), release=True, lease_ttl_s=NO_LEASE_S)
+
+
+async def cancel_run(
+    connection: Connection, owner_id: UUID, run_id: UUID, *, force: bool = False
+) -> Written | None:
+    """End the run as `cancelled`, or raise the flag for the worker that holds it (None then).
+
+    `force` ends it over the holder's head: the token rises, and whatever the holder still writes is refused.
+    Cancelling what is cancelled already changes nothing. Raises NotFound or LifecycleConflict.
+    """
+    run = await _lock(connection, owner_id, run_id)
+    if run.state == "cancelled":
+        return None
+    if run.state not in ("running", "sleeping"):
+        raise LifecycleConflict(f"The run has ended as {run.state}.")
+    await request_cancel(connection, owner_id, run_id)
+    if run.leased and not force:
+        return None
+    progress = await load_progress(connection, owner_id, run_id)
+    return await write_entries(
+        connection, run, progress, cancelled(progress), release=True, lease_ttl_s=NO_LEASE_S
+    )
+
+
+def cancelled(progress: Progress) -> tuple[Any, ...]:
+    """The entries that end a run whose cancel was asked for."""
+    return closing(progress, "cancelled", {"reason": "cancelled"}, open_calls="cancelled")
+
+
+async def continue_run(connection: Connection, owner_id: UUID, run_id: UUID) -> None:
+    """Wake a sleeping run now. Raises NotFound, or LifecycleConflict when it does not sleep."""
+    run = await _lock(connection, owner_id, run_id)
+    if run.state != "sleeping" or run.wait_reason == "approval":
+        waits = "waits for an approval" if run.wait_reason == "approval" else f"is {run.state}"
+        raise LifecycleConflict(f"Only a sleeping run can be continued; this one {waits}.")
+    await wake_run(connection, owner_id, run_id)
+
+
+async def _lock(connection: Connection, owner_id: UUID, run_id: UUID) -> LockedRun:
+    run = await lock_run(connection, owner_id, run_id)
+    if run is None:
+        raise NotFound("run", to_wire("run", run_id))
+    return run

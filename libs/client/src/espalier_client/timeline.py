@@ -1,0 +1,175 @@
+"""A run's events as a person reads them: one line each, with the time since the run's start and its cycle.
+
+Whatever a run says is text of strangers: control characters are taken out and nothing in it is markup.
+Colours and the cut at the window's edge appear on a terminal only; in a file lines stay whole. Below it
+stand the wire's events; above it the commands and the demo.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from rich.console import Console
+from rich.text import Text
+
+from espalier_protocol.events import Event, EventType
+
+VALUE_CHARS_MAX: Final = 60
+TEXT_CHARS_MAX: Final = 160
+_UNSEEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069]+")
+"""Control characters, and those that turn the direction of text round."""
+
+_OUTCOMES: Final = {
+    "slept": ("☾", "blue", "cycle ended, asleep"),
+    "forced_sleep": ("☾", "yellow", "cycle ended by a limit, asleep"),
+    "continue": ("■", "dim", "cycle ended, the next begins at once"),
+    "completed": ("■", "dim", "cycle ended, the goal is reached"),
+    "stopped_mid_cycle": ("■", "yellow", "cycle stopped"),
+}
+_ENDS: Final = {
+    "complete": ("✔", "bold green"),
+    "cancelled": ("✖", "bold yellow"),
+    "error": ("✖", "bold red"),
+}
+
+Payload = Mapping[str, Any]
+Said = tuple[str, str, str]
+"""Symbol, style, words."""
+
+
+class Timeline:
+    """Prints events on a console. `started_at` is the first event's time unless it is given."""
+
+    def __init__(self, console: Console, started_at: datetime | None = None) -> None:
+        self._console = console
+        self._started_at = started_at
+        self._cycle: int | None = None
+
+    def show(self, event: Event) -> None:
+        at = datetime.fromisoformat(event.emitted_at)
+        self._started_at = self._started_at or at
+        self._cycle = event.payload.get("cycle_number", self._cycle)
+        symbol, style, words = _say(event, at)
+        cycle = f"cycle {self._cycle}" if self._cycle else ""
+        line = Text.assemble(
+            (f"{since_start(at - self._started_at):>9}  ", "dim"),
+            (f"{cycle:<9} ", "dim"),
+            (f"{symbol} {printable(words)}", style),
+        )
+        if self._console.is_terminal:
+            self._console.print(line, no_wrap=True, overflow="ellipsis")
+        else:
+            self._console.print(line, soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """The text on one line, without anything that a terminal would obey."""
+    return _UNSEEN.sub(" ", text)
+
+
+def since_start(span: timedelta) -> str:
+    seconds = max(span.total_seconds(), 0.0)
+    if seconds < 100:
+        return f"{seconds:.1f}s"
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {seconds:02d}s"
+
+
+def _say(event: Event, at: datetime) -> Said:
+    payload = event.payload
+    if event.type == "tool.called":
+        return _called(payload, at)
+    speaker = _SPEAKERS.get(event.type)
+    return speaker(payload) if speaker else ("·", "dim", f"{event.type} {_short(payload, TEXT_CHARS_MAX)}")
+
+
+def _started(payload: Payload) -> Said:
+    return "●", "bold", f"run {payload.get('run_id')} of {payload.get('agent_id')}"
+
+
+def _ended(payload: Payload) -> Said:
+    state, result = str(payload.get("final_state")), payload.get("result")
+    said = result
+    if isinstance(result, Mapping):
+        said = result.get("final_message") or result.get("reason") or result
+    symbol, style = _ENDS.get(state, ("✖", "bold"))
+    words = "" if said is None else f": {_cut(_text(said), TEXT_CHARS_MAX)}"
+    return symbol, style, f"run ended, {state}{words}"
+
+
+def _cycle_started(payload: Payload) -> Said:
+    return "▶", "cyan", f"cycle {payload.get('cycle_number')} begins"
+
+
+def _cycle_ended(payload: Payload) -> Said:
+    outcome = str(payload.get("outcome"))
+    symbol, style, words = _OUTCOMES.get(outcome, ("■", "dim", f"cycle ended, {outcome}"))
+    reason = f": {payload['reason']}" if payload.get("reason") else ""
+    spent = f"{payload.get('tool_calls_made', 0)} tool calls, {payload.get('tokens_used', 0)} tokens"
+    return symbol, style, f"{words}{reason} ({spent})"
+
+
+def _called(payload: Payload, at: datetime) -> Said:
+    name, args = str(payload.get("tool_name")), payload.get("args") or {}
+    if name == "sleep":
+        return "→", "blue", f"sleep until {_wake(args, at)}{_reason(args)}"
+    told = " ".join(f"{key}={_short(value, VALUE_CHARS_MAX)}" for key, value in args.items())
+    return "→", "magenta", f"{name} {_cut(told, TEXT_CHARS_MAX)}".rstrip()
+
+
+def _wake(args: Payload, at: datetime) -> str:
+    seconds = args.get("duration_seconds")
+    if isinstance(seconds, int | float):
+        at = at + timedelta(seconds=min(max(seconds, 0), timedelta(days=366).total_seconds()))
+        return at.strftime("%Y-%m-%d %H:%M:%S UTC")
+    return _cut(_text(args.get("until")), VALUE_CHARS_MAX)
+
+
+def _reason(args: Payload) -> str:
+    return f": {_cut(_text(args['reason']), TEXT_CHARS_MAX)}" if args.get("reason") else ""
+
+
+def _returned(payload: Payload) -> Said:
+    summary = payload.get("result_summary") or {}
+    preview = _cut(_text(summary.get("preview", "")), TEXT_CHARS_MAX)
+    ok = summary.get("ok") is True
+    return "←", "green" if ok else "red", f"{payload.get('tool_name')} {'' if ok else 'failed: '}{preview}"
+
+
+def _artifact(payload: Payload) -> Said:
+    facts = [payload.get(fact) for fact in ("name", "mime_type", "size_bytes", "artifact_id")]
+    return "◆", "bold green", "artifact {}, {}, {} bytes, {}".format(*facts)
+
+
+def _trouble(payload: Payload) -> Said:
+    return "!", "red", f"{payload.get('symbol')}: {_cut(_text(payload.get('message')), TEXT_CHARS_MAX)}"
+
+
+def _short(value: Any, chars: int) -> str:
+    """JSON in short; of a long text its beginning and its size."""
+    if isinstance(value, str) and len(value) > chars:
+        return f'{json.dumps(value[:chars], ensure_ascii=False)[:-1]}…" ({len(value)} characters)'
+    return _cut(json.dumps(value, ensure_ascii=False, default=str), chars)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _cut(text: str, chars: int) -> str:
+    return text if len(text) <= chars else text[: chars - 1] + "…"
+
+
+# Types without words of their own are shown as they come.
+_SPEAKERS: dict[EventType | str, Callable[[Payload], Said]] = {
+    "run.started": _started,
+    "run.ended": _ended,
+    "cycle.started": _cycle_started,
+    "cycle.ended": _cycle_ended,
+    "tool.returned": _returned,
+    "artifact.created": _artifact,
+    "error": _trouble,
+}

@@ -1,0 +1,405 @@
+"""The life of a run: what it does next, and what it remembers.
+
+`next_step` looks at a run and says the one thing to do; `apply` takes in what was done. Both are pure, and
+together they are the agent's whole behaviour: the worker only carries steps out and writes down the entries.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final, Literal, assert_never
+
+from pydantic import TypeAdapter
+
+from espalier_domain.decisions import (
+    CONTROL_TOOLS,
+    Complete,
+    CycleDecision,
+    Sleep,
+    Unreadable,
+    forced_sleep,
+    read_decision,
+)
+from espalier_domain.journal import (
+    ArtifactCreated,
+    CycleEnded,
+    CycleStarted,
+    Entry,
+    LimitReached,
+    ModelAnswered,
+    ModelCallStarted,
+    ModelFailed,
+    Parked,
+    RunCreated,
+    RunEnded,
+    ToolCall,
+    ToolReturned,
+)
+from espalier_protocol.agent import Budgets, Ceilings, Constitution
+from espalier_protocol.run import EndState, RunState, WaitReason
+
+MODEL_ATTEMPTS_MAX: Final = 4
+"""Attempts at one answer before the cycle gives up and sleeps."""
+
+RETRY_FIRST_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a run was given. It is read anew at every claim, so an agent's edits show in the next cycle."""
+
+    run_id: str
+    agent_id: str
+    agent_name: str
+    constitution: Constitution
+    goal: str
+    inputs: dict[str, Any]
+    agent_metadata: dict[str, Any]
+    ceilings: Ceilings
+    budgets: Budgets
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One answer of the model and what its calls returned, in the order of the calls."""
+
+    answer: ModelAnswered
+    results: tuple[ToolReturned, ...] = ()
+
+    def pending(self) -> tuple[ToolCall, ...]:
+        returned = {result.call_id for result in self.results}
+        return tuple(call for call in self.answer.calls if call.call_id not in returned)
+
+    def decision(self) -> CycleDecision | None:
+        """What the first control call that was accepted decides."""
+        accepted = {result.call_id for result in self.results if result.ok and result.tool in CONTROL_TOOLS}
+        for call in self.answer.calls:
+            if call.call_id in accepted:
+                decision = read_decision(call.name, call.args)
+                assert not isinstance(decision, Unreadable), "only a readable decision is accepted"
+                return decision
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCycle:
+    number: int
+    started_s: float
+    budgets: Budgets
+    turns: tuple[Turn, ...] = ()
+    reservation: ModelCallStarted | None = None
+    failures: tuple[ModelFailed, ...] = ()
+    parked: bool = False
+    tokens_used: int = 0
+    tool_calls_made: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PastCycle:
+    number: int
+    turns: tuple[Turn, ...]
+    end: CycleEnded
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """All that deciding needs of a run's past. A snapshot is this value, written down."""
+
+    cycles: int = 0
+    answers: int = 0
+    past: tuple[PastCycle, ...] = ()
+    cycle: OpenCycle | None = None
+    final_state: EndState | None = None
+    entry_no: int = 0
+
+
+# --- steps -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartCycle:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Reserve tokens for one attempt at an answer."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallModel:
+    attempt: int
+    tokens_max: int
+    seconds_max: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallTools:
+    calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Nothing outside is needed: these entries follow from what is known. They may rest or end the run."""
+
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The run has ended."""
+
+
+Step = StartCycle | Reserve | CallModel | CallTools | Write | Rest
+
+
+def next_step(run: RunFacts, progress: Progress, *, age_s: float, lease_token: int) -> Step:
+    """The one thing to do next for a run that is held by `lease_token` and `age_s` seconds old."""
+    if progress.final_state is not None:
+        return Rest()
+    if age_s >= run.ceilings.max_wall_seconds:
+        return _over_ceiling(progress, "max_wall_seconds")
+    if progress.cycle is None:
+        if progress.cycles >= run.ceilings.max_cycles:
+            return _over_ceiling(progress, "max_cycles")
+        return StartCycle(progress.cycles + 1)
+    return _in_cycle(run, progress.cycle, age_s, lease_token)
+
+
+def _in_cycle(run: RunFacts, cycle: OpenCycle, age_s: float, lease_token: int) -> Step:
+    if cycle.turns:
+        turn = cycle.turns[-1]
+        if pending := turn.pending():
+            return CallTools(pending)
+        if ending := _ending(cycle, turn):
+            return Write(ending)
+    if cycle.failures and not cycle.failures[-1].retryable:
+        result = {"reason": f"model_failed:{cycle.failures[-1].reason}"}
+        return Write((_stopped(cycle), RunEnded("error", result)))
+    seconds_left = cycle.budgets.seconds_per_cycle - (age_s - cycle.started_s)
+    if seconds_left <= 0:
+        return Write(_exhausted(cycle, "seconds_per_cycle"))
+    if cycle.failures and cycle.reservation is None and not cycle.parked:
+        return _after_failure(cycle)
+    if cycle.reservation is None or cycle.reservation.lease_token != lease_token:
+        if tokens_left(cycle) <= 0:
+            return Write(_exhausted(cycle, "tokens_per_cycle"))
+        return Reserve(len(cycle.failures) + 1)
+    seconds_left = min(seconds_left, run.ceilings.max_wall_seconds - age_s)
+    return CallModel(cycle.reservation.attempt, cycle.reservation.reserved, seconds_left)
+
+
+def tokens_left(cycle: OpenCycle) -> int:
+    """What the cycle may still reserve. An open reservation of a lost holder counts as spent in full."""
+    lost = cycle.reservation.reserved if cycle.reservation else 0
+    return cycle.budgets.tokens_per_cycle - cycle.tokens_used - lost
+
+
+def _ending(cycle: OpenCycle, turn: Turn) -> tuple[Entry, ...] | None:
+    if decision := turn.decision():
+        return decided(cycle, decision)
+    if not turn.answer.calls:
+        return decided(cycle, _decision_of_text(turn.answer.text))
+    if any(result.refused for result in turn.results):
+        return decided(cycle, forced_sleep("The limit of tool calls in a cycle was reached."))
+    return None
+
+
+def _decision_of_text(text: str) -> CycleDecision:
+    if text.strip():
+        return Complete({"final_message": text, "artifact_ids": []})
+    return forced_sleep("The model answered nothing.")
+
+
+def decided(cycle: OpenCycle, decision: CycleDecision) -> tuple[Entry, ...]:
+    """The entries that end a cycle, and with `complete` the run."""
+    end = CycleEnded(cycle.number, decision, cycle.tokens_used, cycle.tool_calls_made)
+    if isinstance(decision, Complete):
+        return (end, RunEnded("complete", decision.result))
+    return (end,)
+
+
+def _after_failure(cycle: OpenCycle) -> Step:
+    if len(cycle.failures) >= MODEL_ATTEMPTS_MAX:
+        return Write(decided(cycle, forced_sleep("The model did not answer.")))
+    delay = RETRY_FIRST_S * 2 ** (len(cycle.failures) - 1)
+    return Write((Parked(cycle.number, "retry", delay),))
+
+
+def _exhausted(cycle: OpenCycle, budget: str) -> tuple[Entry, ...]:
+    told = LimitReached(cycle.number, "budget_exhausted", f"The cycle used up {budget}.")
+    decision = forced_sleep(f"budget_exhausted:{budget}")
+    return (told, CycleEnded(cycle.number, decision, cycle.tokens_used, cycle.tool_calls_made))
+
+
+def _over_ceiling(progress: Progress, ceiling: str) -> Write:
+    number = progress.cycle.number if progress.cycle else None
+    told = LimitReached(number, "ceiling_exceeded", f"The run reached its {ceiling}.")
+    end = closing(progress, "error", {"reason": f"ceiling_exceeded:{ceiling}"}, open_calls="not run")
+    return Write((told, *end))
+
+
+def closing(
+    progress: Progress, final_state: EndState, result: Any, *, open_calls: Literal["cancelled", "not run"]
+) -> tuple[Entry, ...]:
+    """The entries that end a run from wherever it stands: every pair that is open is closed first."""
+    end = RunEnded(final_state, result)
+    if progress.cycle is None:
+        return (end,)
+    pending = progress.cycle.turns[-1].pending() if progress.cycle.turns else ()
+    closed = tuple(
+        ToolReturned(progress.cycle.number, call.call_id, call.name, ok=False, content=open_calls)
+        for call in pending
+    )
+    return (*closed, _stopped(progress.cycle), end)
+
+
+def _stopped(cycle: OpenCycle) -> CycleEnded:
+    lost = cycle.reservation.reserved if cycle.reservation else 0
+    return CycleEnded(cycle.number, None, cycle.tokens_used + lost, cycle.tool_calls_made)
+
+
+# --- tool calls ------------------------------------------------------------------------------------------
+
+
+def refusal(run: RunFacts, cycle: OpenCycle, call: ToolCall) -> tuple[Entry, ...] | None:
+    """Why a call may not run, or None. Control calls end the cycle and count against no limit."""
+    if cycle.turns and cycle.turns[-1].decision():
+        return (_refused(cycle, call, "not run: an earlier call of this answer ended the cycle"),)
+    if call.name in CONTROL_TOOLS:
+        return None
+    made, limits = cycle.tool_calls_made, (run.ceilings.max_tool_calls_per_cycle, cycle.budgets)
+    if made >= limits[0]:
+        return _limit(cycle, call, "ceiling_exceeded", "max_tool_calls_per_cycle")
+    if made >= limits[1].tool_calls_per_cycle:
+        return _limit(cycle, call, "budget_exhausted", "tool_calls_per_cycle")
+    return None
+
+
+def _limit(
+    cycle: OpenCycle, call: ToolCall, symbol: Literal["ceiling_exceeded", "budget_exhausted"], name: str
+) -> tuple[Entry, ...]:
+    told = LimitReached(cycle.number, symbol, f"{call.name} was refused: the cycle reached its {name}.")
+    return (_refused(cycle, call, f"{symbol}: the cycle reached its {name}"), told)
+
+
+def _refused(cycle: OpenCycle, call: ToolCall, why: str) -> ToolReturned:
+    return ToolReturned(cycle.number, call.call_id, call.name, ok=False, content=why, refused=True)
+
+
+# --- memory ----------------------------------------------------------------------------------------------
+
+
+def apply(progress: Progress, entry: Entry) -> Progress:
+    """The progress after an entry. Total over every legal journal; an illegal one is a bug and asserts."""
+    assert progress.final_state is None, "nothing follows the end of a run"
+    progress = replace(progress, entry_no=progress.entry_no + 1)
+    match entry:
+        case RunCreated() | ArtifactCreated() | LimitReached():
+            return progress
+        case CycleStarted(number, started_s, _, budgets):
+            return replace(progress, cycles=number, cycle=OpenCycle(number, started_s, budgets))
+        case RunEnded(final_state):
+            return replace(progress, final_state=final_state)
+    cycle = progress.cycle
+    assert cycle is not None, f"{entry.kind} outside a cycle"
+    match entry:
+        case CycleEnded():
+            past = PastCycle(cycle.number, cycle.turns, entry)
+            return replace(progress, cycle=None, past=(*progress.past, past))
+        case ModelAnswered():
+            return replace(progress, answers=progress.answers + 1, cycle=_answered(cycle, entry))
+        case ModelCallStarted():
+            spent = cycle.tokens_used + (cycle.reservation.reserved if cycle.reservation else 0)
+            cycle = replace(cycle, reservation=entry, tokens_used=spent)
+        case ModelFailed(tokens=tokens):
+            spent, failures = cycle.tokens_used + tokens, (*cycle.failures, entry)
+            cycle = replace(cycle, failures=failures, parked=False, reservation=None, tokens_used=spent)
+        case ToolReturned():
+            cycle = _returned(cycle, entry)
+        case Parked():
+            cycle = replace(cycle, parked=True)
+        case _:
+            assert_never(entry)
+    return replace(progress, cycle=cycle)
+
+
+def _answered(cycle: OpenCycle, answer: ModelAnswered) -> OpenCycle:
+    return replace(
+        cycle,
+        turns=(*cycle.turns, Turn(answer)),
+        reservation=None,
+        failures=(),
+        parked=False,
+        tokens_used=cycle.tokens_used + answer.tokens,
+    )
+
+
+def _returned(cycle: OpenCycle, entry: ToolReturned) -> OpenCycle:
+    last = cycle.turns[-1]
+    counts = not entry.refused and entry.tool not in CONTROL_TOOLS
+    return replace(
+        cycle,
+        turns=(*cycle.turns[:-1], replace(last, results=(*last.results, entry))),
+        tool_calls_made=cycle.tool_calls_made + counts,
+    )
+
+
+# --- standing --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How the run's row looks after a step.
+
+    A sleeping run wakes at `wake_at` or in `wake_in_s`, whichever is given. `wakes_on_message` also lets a
+    wake that came during the cycle end the sleep at once. `progressed` clears the count of claims that came
+    to nothing. `wake_seen` is None where it stays as it is.
+    """
+
+    state: RunState
+    cycles: int
+    wait_reason: WaitReason | None = None
+    wake_at: datetime | None = None
+    wake_in_s: float = 0.0
+    wakes_on_message: bool = False
+    wake_seen: int | None = None
+    progressed: bool = False
+    ended: bool = False
+    result: Any = None
+
+
+def standing(progress: Progress, entries: tuple[Entry, ...]) -> Standing:
+    """The row after `entries`, which `progress` has taken in already."""
+    row = Standing("running", progress.cycles)
+    for entry in entries:
+        match entry:
+            case CycleStarted(wake_seen=seen):
+                row = replace(row, wake_seen=seen)
+            case ModelAnswered() | ToolReturned():
+                row = replace(row, progressed=True)
+            case Parked(reason=reason, seconds=seconds):
+                row = replace(row, state="sleeping", wait_reason=reason, wake_in_s=seconds)
+            case CycleEnded(decision=Sleep(until=until, seconds=seconds_)):
+                row = replace(row, state="sleeping", wait_reason="timer", wakes_on_message=True)
+                row = replace(row, wake_at=until, wake_in_s=seconds_ or 0.0, progressed=True)
+            case CycleEnded():
+                row = replace(row, progressed=True)
+            case RunEnded(final_state, result):
+                row = replace(row, state=final_state, ended=True, result=result, wait_reason=None)
+            case _:
+                pass
+    return row
+
+
+SNAPSHOT_VERSION: Final = 1
+_SNAPSHOT: TypeAdapter[Progress] = TypeAdapter(Progress)
+
+
+def encode_snapshot(progress: Progress) -> str:
+    return _SNAPSHOT.dump_json(progress).decode()
+
+
+def decode_snapshot(text: str) -> Progress:
+    return _SNAPSHOT.validate_json(text)

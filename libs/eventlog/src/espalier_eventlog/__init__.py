@@ -1,0 +1,34 @@
+"""Redis Streams: the hot tail of every run's events.
+
+Postgres holds the log; a stream is a copy that fans out fast and may vanish at any moment. The entry id is
+`<seq>-0`, so Redis itself refuses an event that it has already. `publisher` writes, `tail` reads; both know
+nothing of rows, and whoever reads must check that seq follows seq.
+"""
+
+from typing import Final
+from uuid import UUID
+
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+STREAM_LIFE_S: Final = 3600
+"""A stream expires this long after its last event; the log stays in Postgres."""
+
+STREAM_EVENTS_MAX: Final = 10_000
+"""Length to which a stream is trimmed. A reader that is further behind reads Postgres."""
+
+TYPE_FIELD: Final = b"t"
+DATA_FIELD: Final = b"d"
+"""The two fields of a stream entry: the event's type, and its envelope as one line of JSON."""
+
+
+class RedisSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="ESPALIER_")
+
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    """Address of Redis or Valkey, `redis://[user:password@]host:port/db`."""
+    redis_prefix: str = "espalier:"
+    """What every key begins with, so that deployments can share a server."""
+
+
+def stream_key(prefix: str, run_id: UUID) -> str:
+    return f"{prefix}run:{run_id}"

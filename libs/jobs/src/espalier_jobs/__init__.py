@@ -1,0 +1,84 @@
+"""The doorbell of a run: an arq job that carries a run id and says "look now".
+
+Losing a ring, or hearing it twice, costs time and nothing else: each worker also looks for due runs itself.
+Only this lib and the worker's doorbell say "arq".
+"""
+
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID, uuid4
+
+import anyio
+import orjson
+from arq.connections import ArqRedis
+from redis.exceptions import RedisError
+
+RING: Final = "ring"
+"""Name of the job; its one argument is the run id as text."""
+
+RING_DEADLINE_S: Final = 0.25
+RING_LIFE_MS: Final = 60_000
+"""A ring that nobody heard for this long is dropped; the run is found in Postgres."""
+
+TOKENS_MAX: Final = 64
+"""Length to which the wake list is trimmed; one token wakes one idle worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueNames:
+    """The keys of the queue below the deployment's prefix."""
+
+    prefix: str
+
+    @property
+    def queue(self) -> str:
+        return f"{self.prefix}arq:queue"
+
+    @property
+    def wake_list(self) -> str:
+        return f"{self.prefix}arq:wake"
+
+    def health(self, process: str) -> str:
+        return f"{self.prefix}arq:health:{process}"
+
+
+def serialize(job: dict[str, object]) -> bytes:
+    """JSON, where arq's own default is pickle and so code execution for whoever can write to Redis."""
+    return orjson.dumps(job, default=str)
+
+
+def deserialize(text: bytes) -> dict[str, object]:
+    job = orjson.loads(text)
+    assert isinstance(job, dict)
+    return job
+
+
+class Doorbell:
+    """Rings for runs. Never raises for an absent Redis and never waits longer than RING_DEADLINE_S."""
+
+    def __init__(self, redis: ArqRedis, names: QueueNames) -> None:
+        self._redis = redis
+        self._names = names
+
+    async def ring(self, run_id: UUID) -> bool:
+        """Whether the ring was heard by Redis. The run is found without it within a second."""
+        with anyio.move_on_after(RING_DEADLINE_S):
+            try:
+                await self._redis.enqueue_job(
+                    RING,
+                    str(run_id),
+                    _job_id=f"{self._names.prefix}{uuid4().hex}",
+                    _queue_name=self._names.queue,
+                    _expires=RING_LIFE_MS / 1000,
+                )
+                await self._wake_one()
+            except (RedisError, OSError):
+                return False
+            return True
+        return False
+
+    async def _wake_one(self) -> None:
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.rpush(self._names.wake_list, b"1")
+            pipe.ltrim(self._names.wake_list, -TOKENS_MAX, -1)
+            await pipe.execute()

@@ -1,0 +1,157 @@
+"""Agents: who they are, what binds them, and the parameters of `agent.*` (AEP spec sections 5.1 and 6)."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from espalier_protocol.shapes import (
+    LIST_ENTRIES_MAX,
+    Id,
+    JsonObject,
+    Name,
+    PageParams,
+    Params,
+    Resource,
+    SubjectIds,
+    Text,
+    Timestamp,
+)
+
+INT_MAX = 2**31 - 1
+LifecycleState = Literal["active", "sleeping", "complete", "cancelled", "error", "archived"]
+PromptPolicy = Literal["auto", "approval_required", "locked"]
+Toolset = Annotated[list[Name], Field(max_length=LIST_ENTRIES_MAX)]
+Positive = Annotated[int, Field(ge=1, le=INT_MAX)]
+NotNegative = Annotated[int, Field(ge=0, le=INT_MAX)]
+
+
+class Ceilings(Params):
+    """Hard limits of a run. Reaching `max_cycles` or `max_wall_seconds` (sleep included) ends it in error."""
+
+    max_cycles: Positive
+    max_subagents: NotNegative
+    max_tool_calls_per_cycle: Positive
+    max_wall_seconds: Positive
+
+
+class Budgets(Params):
+    """Soft limits of a cycle. Running out ends the cycle, not the run."""
+
+    tokens_per_cycle: Positive
+    tool_calls_per_cycle: Positive
+    seconds_per_cycle: Positive
+
+
+class Constitution(Params):
+    immutable_directives: Text
+    mutable_prompt: Text
+    mutable_prompt_policy: PromptPolicy
+
+
+class ExternalMcpServer(Params):
+    """An MCP server that the embedder attaches. `auth` is never returned."""
+
+    url: Annotated[str, Field(min_length=1, max_length=2048)]
+    auth: JsonObject | None = None
+    name: Name | None = None
+
+
+class ExternalMcpServerView(Resource):
+    url: str
+    name: str
+    enabled: bool
+
+
+class RunnerConfig(Params):
+    provider_id: Id | None = None
+    model: Name | None = None
+
+
+class Agent(Resource):
+    id: str
+    name: str
+    constitution: Constitution
+    toolset: list[str]
+    ceilings: Ceilings
+    budgets: Budgets
+    root_agent_id: str
+    parent_agent_id: str | None
+    lifecycle_state: LifecycleState
+    next_wake_at: Timestamp | None
+    subject_ids: list[str]
+    external_mcp_servers: list[ExternalMcpServerView]
+    metadata: JsonObject
+    runner: RunnerConfig | None
+    max_live_runs: int
+    created_at: Timestamp
+    updated_at: Timestamp
+
+
+class AgentPage(Resource):
+    """Both published list dialects at once."""
+
+    items: list[Agent]
+    cursor: str | None
+    agents: list[Agent]
+    next_cursor: str | None
+
+
+class AgentDone(Agent):
+    ok: Literal[True] = True
+
+
+class AgentCreate(Params):
+    """`max_live_runs` is our extension: how many runs of the agent may live at once."""
+
+    name: Name
+    constitution: Constitution
+    toolset: Toolset
+    ceilings: Ceilings
+    budgets: Budgets
+    external_mcp_servers: Annotated[list[ExternalMcpServer], Field(max_length=LIST_ENTRIES_MAX)] = []
+    subject_ids: SubjectIds = []
+    metadata: JsonObject = {}
+    runner: RunnerConfig | None = None
+    max_live_runs: Annotated[int, Field(ge=1, le=1000)] = 8
+
+
+class AgentGet(Params):
+    agent_id: Id
+    include: list[Literal["prompt_history", "pending_prompt_changes"]] = []
+    prompt_history_cursor: Id | None = None
+
+
+class AgentList(PageParams):
+    root_agent_id: Id | None = None
+    parent_agent_id: Id | None = None
+    lifecycle_state: LifecycleState | None = None
+    subject_id: Id | None = None
+
+
+class AgentUpdate(Params):
+    """Ceilings and budgets may be given in part; what is absent stays as it is."""
+
+    agent_id: Id
+    name: Name | None = None
+    metadata: JsonObject | None = None
+    ceilings: dict[str, int] | None = None
+    budgets: dict[str, int] | None = None
+    constitution: JsonObject | None = None
+    runner: RunnerConfig | None = None
+    external_mcp_servers: Annotated[list[ExternalMcpServer], Field(max_length=LIST_ENTRIES_MAX)] | None = None
+
+
+class AgentRef(Params):
+    agent_id: Id
+
+
+class ApprovePromptChange(Params):
+    agent_id: Id
+    pending_change_id: Id
+    approve: bool
+    comment: Text | None = None
+
+
+class PromptChangeResult(Resource):
+    applied: bool
+    history_entry_id: str | None = None

@@ -1,0 +1,169 @@
+"""Agents. A row becomes the protocol's Agent as it is read; `sleeping` is derived from its runs."""
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from espalier_protocol.agent import Agent, AgentCreate, Budgets, Ceilings, Constitution
+from espalier_protocol.ids import to_wire
+from espalier_store.paging import Place
+from espalier_store.pool import Connection
+
+AGENT = """
+select a.*, life.live, life.awake, life.wakes_at
+from agents a
+left join lateral (
+    select count(*) as live,
+        count(*) filter (where r.state = 'running') as awake,
+        min(r.due_at) filter (where r.wait_reason in ('timer', 'retry')) as wakes_at
+    from runs r
+    where r.owner_id = a.owner_id and r.agent_id = a.id and r.state in ('running', 'sleeping')
+) life on true
+"""
+
+INSERT_AGENT = """
+insert into agents (
+    id, owner_id, root_id, name, immutable_directives, mutable_prompt, mutable_prompt_policy,
+    toolset, ceilings, budgets, max_live_runs, subject_ids, metadata
+) values ($1, $2, $1, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+"""
+
+
+async def insert_agent(connection: Connection, owner_id: UUID, agent_id: UUID, wanted: AgentCreate) -> None:
+    """A new agent at the root of its own tree."""
+    await connection.execute(
+        INSERT_AGENT,
+        agent_id,
+        owner_id,
+        wanted.name,
+        wanted.constitution.immutable_directives,
+        wanted.constitution.mutable_prompt,
+        wanted.constitution.mutable_prompt_policy,
+        wanted.toolset,
+        wanted.ceilings.model_dump(),
+        wanted.budgets.model_dump(),
+        wanted.max_live_runs,
+        wanted.subject_ids,
+        wanted.metadata,
+    )
+
+
+GET_AGENT = f"{AGENT} where a.owner_id = $1 and a.id = $2"
+
+
+async def get_agent(connection: Connection, owner_id: UUID, agent_id: UUID) -> Agent | None:
+    row = await connection.fetchrow(GET_AGENT, owner_id, agent_id)
+    return _agent(row) if row else None
+
+
+LIST_AGENTS = f"""{AGENT}
+where a.owner_id = $1
+    and ($2::uuid is null or (a.created_at, a.id) < (
+        select b.created_at, b.id from agents b where b.owner_id = $1 and b.id = $2))
+    and ($4::uuid is null or a.root_id = $4)
+    and ($5::uuid is null or a.parent_id = $5)
+    and ($6::text is null or $6 = case
+        when a.lifecycle_state = 'active' and life.live > 0 and life.awake = 0 then 'sleeping'
+        else a.lifecycle_state end)
+    and ($7::text is null or $7 = any (a.subject_ids))
+order by a.created_at desc, a.id desc
+limit $3
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFilter:
+    root_id: UUID | None = None
+    parent_id: UUID | None = None
+    lifecycle_state: str | None = None
+    subject_id: str | None = None
+
+
+async def list_agents(
+    connection: Connection, owner_id: UUID, wanted: AgentFilter, place: Place
+) -> list[Agent]:
+    rows = await connection.fetch(
+        LIST_AGENTS,
+        owner_id,
+        place.after,
+        place.size,
+        wanted.root_id,
+        wanted.parent_id,
+        wanted.lifecycle_state,
+        wanted.subject_id,
+    )
+    return [_agent(row) for row in rows]
+
+
+LOCK_AGENT = """
+select lifecycle_state, max_live_runs, ceilings, subject_ids, root_id
+from agents where owner_id = $1 and id = $2 for no key update
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LockedAgent:
+    """What `create_run` must know of an agent, held still until the transaction ends."""
+
+    lifecycle_state: str
+    max_live_runs: int
+    ceilings: Ceilings
+    subject_ids: list[str]
+    root_id: UUID
+
+
+async def lock_agent(connection: Connection, owner_id: UUID, agent_id: UUID) -> LockedAgent | None:
+    row = await connection.fetchrow(LOCK_AGENT, owner_id, agent_id)
+    if row is None:
+        return None
+    return LockedAgent(
+        row["lifecycle_state"],
+        row["max_live_runs"],
+        Ceilings(**row["ceilings"]),
+        row["subject_ids"],
+        row["root_id"],
+    )
+
+
+REVIVE_AGENT = """
+update agents set lifecycle_state = 'active', updated_at = clock_timestamp()
+where owner_id = $1 and id = $2 and lifecycle_state = 'error'
+"""
+
+
+async def revive_agent(connection: Connection, owner_id: UUID, agent_id: UUID) -> None:
+    """A new run makes an agent that had failed active again."""
+    await connection.execute(REVIVE_AGENT, owner_id, agent_id)
+
+
+def _agent(row: asyncpg.Record) -> Agent:
+    return Agent(
+        id=to_wire("agt", row["id"]),
+        name=row["name"],
+        constitution=Constitution(
+            immutable_directives=row["immutable_directives"],
+            mutable_prompt=row["mutable_prompt"],
+            mutable_prompt_policy=row["mutable_prompt_policy"],
+        ),
+        toolset=row["toolset"],
+        ceilings=Ceilings(**row["ceilings"]),
+        budgets=Budgets(**row["budgets"]),
+        root_agent_id=to_wire("agt", row["root_id"]),
+        parent_agent_id=to_wire("agt", row["parent_id"]) if row["parent_id"] else None,
+        lifecycle_state=_lifecycle(row),
+        next_wake_at=row["wakes_at"] if not row["awake"] else None,
+        subject_ids=row["subject_ids"],
+        external_mcp_servers=[],
+        metadata=row["metadata"],
+        runner=None,
+        max_live_runs=row["max_live_runs"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )
+
+
+def _lifecycle(row: asyncpg.Record) -> Any:
+    asleep = row["lifecycle_state"] == "active" and row["live"] and not row["awake"]
+    return "sleeping" if asleep else row["lifecycle_state"]

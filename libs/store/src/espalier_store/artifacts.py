@@ -1,0 +1,95 @@
+"""Artifacts and their bytes. Equal bytes of one owner are stored once, in chunks that can be streamed."""
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from espalier_protocol.artifact import Artifact, ArtifactOrigin
+from espalier_protocol.ids import to_wire
+from espalier_store.pool import Connection
+
+CHUNK_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class NewArtifact:
+    artifact_id: UUID
+    agent_id: UUID
+    run_id: UUID
+    name: str
+    mime_type: str
+    sha256: str
+    size_bytes: int
+    metadata: dict[str, Any]
+
+
+INSERT_ARTIFACT = """
+insert into artifacts (id, owner_id, agent_id, run_id, name, mime_type, size_bytes, sha256, metadata)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+"""
+
+
+async def insert_artifact(connection: Connection, owner_id: UUID, artifact: NewArtifact) -> None:
+    await connection.execute(
+        INSERT_ARTIFACT,
+        artifact.artifact_id,
+        owner_id,
+        artifact.agent_id,
+        artifact.run_id,
+        artifact.name,
+        artifact.mime_type,
+        artifact.size_bytes,
+        artifact.sha256,
+        artifact.metadata,
+    )
+
+
+INSERT_BLOB = """
+insert into blobs (owner_id, sha256, size_bytes) values ($1, $2, $3) on conflict do nothing returning sha256
+"""
+INSERT_CHUNK = "insert into blob_chunks (owner_id, sha256, chunk_no, bytes) values ($1, $2, $3, $4)"
+
+
+async def put_blob(connection: Connection, owner_id: UUID, sha256: str, content: bytes) -> None:
+    """Store the bytes unless the owner has them already."""
+    if await connection.fetchval(INSERT_BLOB, owner_id, sha256, len(content)) is None:
+        return
+    for number, start in enumerate(range(0, len(content), CHUNK_BYTES)):
+        chunk = content[start : start + CHUNK_BYTES]
+        await connection.execute(INSERT_CHUNK, owner_id, sha256, number, chunk)
+
+
+GET_ARTIFACT = "select * from artifacts where owner_id = $1 and id = $2"
+
+
+async def get_artifact(connection: Connection, owner_id: UUID, artifact_id: UUID) -> Artifact | None:
+    row = await connection.fetchrow(GET_ARTIFACT, owner_id, artifact_id)
+    return _artifact(row) if row else None
+
+
+GET_CHUNK = "select bytes from blob_chunks where owner_id = $1 and sha256 = $2 and chunk_no = $3"
+
+
+async def blob_chunk(connection: Connection, owner_id: UUID, sha256: str, number: int) -> bytes | None:
+    """Chunk `number` of a blob, or None behind its end."""
+    chunk = await connection.fetchval(GET_CHUNK, owner_id, sha256, number)
+    assert chunk is None or isinstance(chunk, bytes)
+    return chunk
+
+
+def _artifact(row: asyncpg.Record) -> Artifact:
+    run_id, agent_id = to_wire("run", row["run_id"]), to_wire("agt", row["agent_id"])
+    return Artifact(
+        id=to_wire("art", row["id"]),
+        name=row["name"],
+        mime_type=row["mime_type"],
+        size_bytes=row["size_bytes"],
+        sha256=row["sha256"],
+        created_at=row["created_at"],
+        created_by=ArtifactOrigin(agent_id=agent_id, run_id=run_id),
+        run_id=run_id,
+        subject_id=row["subject_id"],
+        metadata=row["metadata"],
+    )

@@ -1,0 +1,129 @@
+"""Connections to Postgres, and what each of them promises.
+
+A stopped process must not hold a run, a budget or a key: every connection ends a transaction that idles and
+a lock that is waited for after half a lease.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+import anyio
+import asyncpg
+import orjson
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from espalier_domain.errors import Conflicted, Unavailable
+from espalier_store.schema import schema_ready
+
+Connection: TypeAlias = (
+    "asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
+)
+Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
+
+ACQUIRE_WAIT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
+STATEMENT_TIMEOUT_S = 30
+AGAIN_S = 0.5
+RETRY_AFTER_MS = 1000
+REPEATABLE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.LockNotAvailableError)
+AWAY = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+)
+
+
+class PostgresSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="ESPALIER_")
+
+    postgres_url: str = "postgresql://espalier:espalier@127.0.0.1:5432/espalier"
+    """Address of the database, `postgresql://user:password@host:port/name`."""
+    postgres_connections_max: int = Field(default=10, ge=2)
+    """Connections of one process."""
+    lease_ttl_s: float = Field(default=4.0, gt=0)
+    """Life of a lease in seconds. A dead worker's runs go on elsewhere after at most this."""
+
+
+@asynccontextmanager
+async def open_pool(settings: PostgresSettings) -> AsyncIterator[Pool]:
+    """A pool on a database that answers and has its schema; waits for both as long as it takes."""
+    pool = await _connect(settings)
+    try:
+        await _wait_for_schema(pool)
+        yield pool
+    finally:
+        with anyio.move_on_after(CONNECT_TIMEOUT_S, shield=True):
+            await pool.close()
+        pool.terminate()
+
+
+async def connect(settings: PostgresSettings, **extra: str) -> Connection:
+    """One connection outside the pool, with the same promises."""
+    return await asyncpg.connect(
+        settings.postgres_url,
+        timeout=CONNECT_TIMEOUT_S,
+        server_settings={**_promises(settings), **extra},
+    )
+
+
+@asynccontextmanager
+async def transaction(pool: Pool) -> AsyncIterator[Connection]:
+    """One request or one step. Commits when the block ends well.
+
+    Raises Conflicted when Postgres asks for the whole transaction to be repeated, Unavailable when no
+    connection can be had or the database goes away. After Unavailable the commit may have happened.
+    """
+    try:
+        async with pool.acquire(timeout=ACQUIRE_WAIT_S) as connection, connection.transaction():
+            yield connection
+    except REPEATABLE as error:
+        raise Conflicted(RETRY_AFTER_MS) from error
+    except AWAY as error:
+        raise Unavailable(RETRY_AFTER_MS) from error
+
+
+async def _connect(settings: PostgresSettings) -> Pool:
+    while True:  # bounded by the operator's patience: a service has nothing to do without its database
+        try:
+            return await asyncpg.create_pool(
+                settings.postgres_url,
+                min_size=1,
+                max_size=settings.postgres_connections_max,
+                timeout=CONNECT_TIMEOUT_S,
+                server_settings=_promises(settings),
+                init=_speak_json,
+            )
+        except (OSError, asyncpg.PostgresError, TimeoutError):
+            await anyio.sleep(AGAIN_S)
+
+
+def _promises(settings: PostgresSettings) -> dict[str, str]:
+    half_lease_ms = str(int(settings.lease_ttl_s * 500))
+    return {
+        "idle_in_transaction_session_timeout": half_lease_ms,
+        "lock_timeout": half_lease_ms,
+        "statement_timeout": str(STATEMENT_TIMEOUT_S * 1000),
+        "application_name": "espalier",
+    }
+
+
+async def _speak_json(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+    await connection.set_type_codec("jsonb", schema="pg_catalog", encoder=_encode, decoder=orjson.loads)
+
+
+def _encode(value: object) -> str:
+    return orjson.dumps(value).decode()
+
+
+async def _wait_for_schema(pool: Pool) -> None:
+    while True:  # bounded by the migrate job, which the operator runs
+        async with pool.acquire() as connection:
+            if await schema_ready(connection):
+                return
+        await anyio.sleep(AGAIN_S)

@@ -1,0 +1,173 @@
+-- The whole database at a glance. The migrations build it; a test proves that both yield the same.
+--
+-- Habits: every tenant row names its owner and its birth on the database's clock; ids are uuid v7 made by
+-- the writing process; nothing cascades; a row that outlives a run holds no foreign key to it.
+
+create table owners (
+    id uuid primary key,
+    name text not null unique,
+    created_at timestamptz not null default clock_timestamp()
+);
+
+-- A key is shown once and stored as its SHA-256.
+create table keys (
+    id uuid primary key,
+    owner_id uuid not null references owners (id),
+    key_hash bytea not null unique,
+    scopes text[] not null,
+    created_at timestamptz not null default clock_timestamp(),
+    revoked_at timestamptz,
+    last_seen_at timestamptz
+);
+
+-- An AEP session id is a secret too, so only its SHA-256 is here.
+create table sessions (
+    session_hash bytea primary key,
+    owner_id uuid not null references owners (id),
+    protocol_version text not null,
+    capabilities text[] not null,
+    client_info jsonb not null,
+    created_at timestamptz not null default clock_timestamp(),
+    last_seen_at timestamptz not null default clock_timestamp()
+);
+
+create table agents (
+    id uuid primary key,
+    owner_id uuid not null references owners (id),
+    root_id uuid not null,
+    parent_id uuid,
+    name text not null,
+    immutable_directives text not null,
+    mutable_prompt text not null,
+    mutable_prompt_policy text not null,
+    toolset text[] not null,
+    ceilings jsonb not null,
+    budgets jsonb not null,
+    max_live_runs integer not null,
+    subject_ids text[] not null,
+    metadata jsonb not null,
+    lifecycle_state text not null default 'active',
+    created_at timestamptz not null default clock_timestamp(),
+    updated_at timestamptz not null default clock_timestamp()
+);
+create index agents_by_age on agents (owner_id, created_at desc, id desc);
+
+-- created_at is the run's start; due_at is never null: the next wake, or the end of max_wall_seconds.
+-- lease_until is in no index, so that a renewal stays a heap-only update.
+create table runs (
+    id uuid primary key,
+    owner_id uuid not null references owners (id),
+    agent_id uuid not null references agents (id),
+    root_id uuid not null,
+    parent_id uuid,
+    depth integer not null,
+    goal text not null,
+    inputs jsonb not null,
+    subject_ids text[] not null,
+    state text not null default 'running',
+    wait_reason text,
+    due_at timestamptz not null,
+    wall_at timestamptz not null,
+    next_seq bigint not null default 1,
+    next_entry_no bigint not null default 1,
+    lease_token bigint not null default 0,
+    lease_until timestamptz,
+    expired_claims integer not null default 0,
+    wake_seq bigint not null default 0,
+    wake_seen bigint not null default 0,
+    cancel_requested_at timestamptz,
+    max_cycles integer not null,
+    max_subagents integer not null,
+    max_tool_calls_per_cycle integer not null,
+    max_wall_seconds integer not null,
+    cycles_granted integer not null default 0,
+    subagents_granted integer not null default 0,
+    cycle_count integer not null default 0,
+    result jsonb,
+    created_at timestamptz not null default clock_timestamp(),
+    ended_at timestamptz,
+    log_pruned_at timestamptz,
+    check (state in ('running', 'sleeping', 'complete', 'cancelled', 'error')),
+    check ((ended_at is null) = (state in ('running', 'sleeping')))
+);
+create index runs_due on runs (due_at) where state in ('running', 'sleeping');
+create index runs_by_age on runs (owner_id, agent_id, created_at desc, id desc);
+
+-- What happened, in the words that deciding reads.
+create table journal (
+    run_id uuid not null references runs (id),
+    entry_no bigint not null,
+    owner_id uuid not null,
+    body json not null,
+    created_at timestamptz not null default clock_timestamp(),
+    primary key (run_id, entry_no)
+);
+
+-- What readers are told. payload is the very text that is published.
+create table events (
+    run_id uuid not null references runs (id),
+    seq bigint not null,
+    owner_id uuid not null,
+    type text not null,
+    payload text not null,
+    emitted_at timestamptz not null,
+    primary key (run_id, seq)
+);
+
+-- What still has to happen outside the transaction that wrote it. One fresh row per act.
+create table outbox (
+    id bigint generated always as identity primary key,
+    owner_id uuid not null,
+    kind text not null check (kind in ('publish', 'wake')),
+    run_id uuid not null,
+    from_seq bigint,
+    agent_id uuid,
+    message_id uuid,
+    child_run_id uuid,
+    created_at timestamptz not null default clock_timestamp()
+);
+create index outbox_by_age on outbox (created_at);
+
+create table snapshots (
+    run_id uuid primary key references runs (id),
+    owner_id uuid not null,
+    version integer not null,
+    entry_no bigint not null,
+    body json not null,
+    created_at timestamptz not null default clock_timestamp()
+);
+
+-- An artifact outlives its run.
+create table artifacts (
+    id uuid primary key,
+    owner_id uuid not null references owners (id),
+    agent_id uuid not null references agents (id),
+    run_id uuid not null,
+    name text not null,
+    mime_type text not null,
+    size_bytes bigint not null,
+    sha256 text not null,
+    subject_id text,
+    metadata jsonb not null,
+    created_at timestamptz not null default clock_timestamp()
+);
+create index artifacts_by_run on artifacts (owner_id, run_id, created_at desc, id desc);
+
+create table blobs (
+    owner_id uuid not null references owners (id),
+    sha256 text not null,
+    size_bytes bigint not null,
+    created_at timestamptz not null default clock_timestamp(),
+    primary key (owner_id, sha256)
+);
+
+create table blob_chunks (
+    owner_id uuid not null,
+    sha256 text not null,
+    chunk_no integer not null,
+    bytes bytea not null,
+    created_at timestamptz not null default clock_timestamp(),
+    primary key (owner_id, sha256, chunk_no),
+    foreign key (owner_id, sha256) references blobs (owner_id, sha256)
+);
+alter table blob_chunks alter column bytes set storage external;

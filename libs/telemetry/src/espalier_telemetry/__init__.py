@@ -1,0 +1,55 @@
+"""Logs: an event name plus fields, one line each, for people or for machines.
+
+Every process calls `set_up_logs` once, in its composition root. Traces and metrics will be set up here too.
+"""
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from structlog.typing import Processor
+
+
+class LogSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="ESPALIER_")
+
+    log_format: Literal["console", "json"] = "console"
+    """`console` for people, `json` for machines."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+def set_up_logs(settings: LogSettings) -> None:
+    """Send every log line, also those of libraries, to standard error in one form."""
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    level = getattr(logging, settings.log_level.upper())
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_formatter(settings, shared))
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level)
+    for noisy in ("arq", "mcp", "httpx2", "uvicorn.access"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _formatter(settings: LogSettings, shared: list[Processor]) -> logging.Formatter:
+    as_text: list[Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if settings.log_format == "json"
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    )
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *as_text],
+    )
