@@ -1,0 +1,5 @@
+"""`python -m espalier_run_worker`"""
+
+from espalier_run_worker.main import main
+
+main()

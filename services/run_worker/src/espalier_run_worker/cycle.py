@@ -1,0 +1,76 @@
+"""The loop of an agent's life: what comes next, do it, write it down, until the run rests.
+
+All control flow of a run is here; the rules that choose the next step are in `espalier_domain.run`. Each turn
+of the loop ends in one transaction, so a process that dies between any two lines loses at most one step, and
+whoever claims the run next goes on from the journal.
+"""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+import anyio
+import structlog
+
+from espalier_domain.errors import LeaseLost, Unavailable
+from espalier_domain.journal import Entry
+from espalier_domain.run import CallModel, CallTools, Reserve, Rest, StartCycle, Write
+from espalier_eventlog.publisher import Publisher
+from espalier_jobs import Doorbell
+from espalier_run_worker.held import Held, claim
+from espalier_run_worker.model_calls import ask
+from espalier_run_worker.models.model import Model
+from espalier_run_worker.self_tools import SelfTools
+from espalier_run_worker.supervisor import Supervisor
+from espalier_run_worker.tool_calls import run_calls
+from espalier_store.pool import Pool
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What living needs: where runs are written, where news goes, who thinks, and who watches the lease."""
+
+    pool: Pool
+    publisher: Publisher
+    doorbell: Doorbell
+    model: Model
+    tools: SelfTools
+    supervisor: Supervisor
+    lease_ttl_s: float
+
+
+async def live(workshop: Workshop, run_id: UUID) -> None:
+    """Claim the run if it is due and free, and carry it until it sleeps, ends, or is no longer ours.
+
+    A step that fails by a bug leaves the lease to run out, so that a run which kills every worker is stopped.
+    """
+    held = await claim(workshop.pool, workshop.publisher, workshop.lease_ttl_s, run_id)
+    if held is None:
+        return
+    with workshop.supervisor.watching(held):
+        try:
+            while not held.over:
+                await _take_step(workshop, held)
+        except LeaseLost:
+            log.warning("run.lease_lost", run_id=held.facts.run_id)
+        except (Unavailable, anyio.get_cancelled_exc_class()) as why:
+            await held.give_back()
+            log.info("run.given_back", run_id=held.facts.run_id, why=type(why).__name__)
+            raise
+    if held.still_due:
+        await workshop.doorbell.ring(run_id)
+
+
+async def _take_step(workshop: Workshop, held: Held) -> None:
+    match held.next_step():
+        case CallModel() as step:
+            outcome: tuple[Entry, ...] = ()
+            with held.outside():
+                definitions = workshop.tools.definitions()
+                outcome = await ask(workshop.model, definitions, held.facts, held.progress, step)
+            await held.write(*outcome)
+        case CallTools() as step:
+            await held.commit(lambda draft: run_calls(draft, workshop.tools, step))
+        case StartCycle() | Reserve() | Write() | Rest():
+            await held.write()

@@ -1,0 +1,97 @@
+"""Hearing the doorbell: an arq worker whose only job offers a run to a slot and returns.
+
+No run lives inside an arq job, so neither arq nor Redis can end one. When Redis goes, the poller is started
+again with back-off, and the look-out finds due runs in Postgres once a second all the while.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, cast
+from uuid import UUID, uuid4
+
+import anyio
+import structlog
+from arq.connections import ArqRedis
+from arq.typing import WorkerCoroutine
+from arq.worker import Worker, func
+from redis.exceptions import RedisError
+
+from espalier_domain.errors import Unavailable
+from espalier_jobs import RING, QueueNames, deserialize, serialize
+from espalier_run_worker.slots import Slots
+from espalier_store.fleet import due_runs
+from espalier_store.pool import Pool, transaction
+
+POLL_S: Final = 0.001
+"""Least time between two looks at the queue; the wait itself is the pop of the wake list."""
+
+WAKE_WAIT_S: Final = 0.25
+QUEUE_READ_MAX: Final = 1000
+HEALTH_EVERY_S: Final = 10
+RESTART_S: Final = (0.1, 5.0)
+LOOK_OUT_EVERY_S: Final = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+class _Poller(Worker):
+    """arq's worker with the latency of a blocking queue, reading only while a slot is free."""
+
+    def __init__(self, slots: Slots, names: QueueNames, redis: ArqRedis) -> None:
+        super().__init__(
+            [func(cast(WorkerCoroutine, self._ring), name=RING)],
+            queue_name=names.queue,
+            redis_pool=redis,
+            handle_signals=False,
+            poll_delay=POLL_S,
+            queue_read_limit=QUEUE_READ_MAX,
+            keep_result=0,
+            health_check_key=names.health(uuid4().hex),
+            health_check_interval=HEALTH_EVERY_S,
+            job_serializer=serialize,
+            job_deserializer=deserialize,
+            log_results=False,
+        )
+        self._slots = slots
+        self._wake_list = names.wake_list
+        # Its stubs know no fraction of a second.
+        self._pop = cast(Callable[..., Awaitable[object]], redis.blpop)
+
+    async def _ring(self, _: dict[str, Any], run_id: str) -> None:
+        try:
+            self._slots.offer(UUID(run_id))
+        except ValueError:
+            log.warning("doorbell.not_a_run")
+
+    async def _poll_iteration(self) -> None:
+        with anyio.move_on_after(WAKE_WAIT_S):
+            await self._slots.wait_free()
+        if self._slots.free > 0:
+            self.max_jobs = self._slots.free
+            await super()._poll_iteration()
+            await self._pop([self._wake_list], timeout=WAKE_WAIT_S)
+
+
+async def listen(slots: Slots, names: QueueNames, redis: ArqRedis) -> None:
+    """Hear rings, for ever; whatever ends the poller only costs the time until the next one."""
+    pause_s = RESTART_S[0]
+    while True:  # bounded: at least RESTART_S[0] between two pollers
+        try:
+            await _Poller(slots, names, redis).main()
+        except (RedisError, OSError) as error:
+            log.warning("doorbell.redis_away", error=type(error).__name__)
+        await anyio.sleep(pause_s)
+        pause_s = min(pause_s * 2, RESTART_S[1])
+
+
+async def look_out(slots: Slots, pool: Pool) -> None:
+    """Find due runs in Postgres once a second, so that a lost ring costs a second."""
+    while True:  # bounded: one statement a second for at most as many runs as there are free slots
+        if slots.free > 0:
+            try:
+                async with transaction(pool) as connection:
+                    due = await due_runs(connection, slots.free)
+            except Unavailable:
+                due = []
+            for run_id in due:
+                slots.offer(run_id)
+        await anyio.sleep(LOOK_OUT_EVERY_S)

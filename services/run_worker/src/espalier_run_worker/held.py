@@ -1,0 +1,232 @@
+"""A run under this worker's lease, and the transactions that move it.
+
+Everything that is written for the run goes through `Held.commit`: it locks the row by our token, lets the
+step record what happened, adds all that follows without an outside effect, and commits once. If the token is
+no longer ours it raises LeaseLost, and nothing was written.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+from uuid import UUID
+
+import anyio
+
+from espalier_acts.log import Written, load_progress, write_entries
+from espalier_acts.runs import cancelled
+from espalier_domain.errors import Conflicted, LeaseLost
+from espalier_domain.history import prompt_tokens
+from espalier_domain.journal import CycleEnded, CycleStarted, Entry, ModelCallStarted, Parked
+from espalier_domain.run import (
+    CallModel,
+    CallTools,
+    Progress,
+    Reserve,
+    Rest,
+    RunFacts,
+    StartCycle,
+    Step,
+    Write,
+    apply,
+    closing,
+    next_step,
+    tokens_left,
+)
+from espalier_eventlog.publisher import Act, Publisher
+from espalier_run_worker.model_calls import ANSWER_TOKENS_MAX, shown
+from espalier_store.fleet import claim_run, release_lease
+from espalier_store.pool import Connection, Pool, transaction
+from espalier_store.runs import LockedRun, lock_run, run_facts
+
+COMMIT_TRIES: Final = 3
+CLAIMS_MAX: Final = 3
+"""Claims that came to nothing after which a run is taken for poison."""
+
+CYCLES_PER_HOLD: Final = 50
+"""Cycles after which a run that always continues gives its slot to others."""
+
+RELEASE_WAIT_S: Final = 2.0
+
+
+class Draft:
+    """What one step will write: entries, and the progress that they make."""
+
+    def __init__(self, connection: Connection, run: LockedRun, facts: RunFacts, progress: Progress) -> None:
+        self.connection = connection
+        self.run = run
+        self.facts = facts
+        self.progress = progress
+        self.entries: list[Entry] = []
+
+    @property
+    def cancelled(self) -> bool:
+        return self.run.cancel_requested_at is not None
+
+    def record(self, *entries: Entry) -> None:
+        for entry in entries:
+            self.progress = apply(self.progress, entry)
+            self.entries.append(entry)
+
+    def next_step(self) -> Step:
+        run = self.run
+        return next_step(self.facts, self.progress, age_s=run.age_s, lease_token=run.lease_token)
+
+    def conclude(self) -> None:
+        """Add every entry that follows by itself: the end of a cycle, a limit, a cancel, a new cycle."""
+        if self.cancelled and self.progress.final_state is None:
+            self.record(*cancelled(self.progress))
+        while not self.resting():
+            match self.next_step():
+                case StartCycle(number):
+                    self.record(CycleStarted(number, self.run.age_s, self.run.wake_seq, self.facts.budgets))
+                case Reserve(attempt):
+                    self.record(self._reservation(attempt))
+                case Write(entries):
+                    self.record(*entries)
+                case CallModel() | CallTools() | Rest():
+                    return
+
+    def resting(self) -> bool:
+        """Whether the last entry ended the cycle, the run, or its stay here."""
+        ended = self.progress.final_state is not None
+        return ended or (bool(self.entries) and isinstance(self.entries[-1], CycleEnded | Parked))
+
+    def _reservation(self, attempt: int) -> ModelCallStarted:
+        cycle = self.progress.cycle
+        assert cycle is not None
+        wanted = prompt_tokens(shown(self.facts, self.progress)) + ANSWER_TOKENS_MAX
+        reserved = min(wanted, tokens_left(cycle))
+        return ModelCallStarted(cycle.number, attempt, reserved, self.run.lease_token)
+
+
+Record = Callable[[Draft], Awaitable[None]]
+
+
+class Held:
+    """One run, ours until its fence: a moment on this process's monotonic clock, ahead of the lease's end."""
+
+    def __init__(self, pool: Pool, publisher: Publisher, lease_ttl_s: float, run: LockedRun) -> None:
+        self.run_id, self.owner_id, self.lease_token = run.run_id, run.owner_id, run.lease_token
+        self.facts: RunFacts
+        self.progress: Progress
+        self.over, self.still_due = False, False
+        self.hand_over = False
+        self._pool, self._publisher, self._lease_ttl_s = pool, publisher, lease_ttl_s
+        self._age_s, self._age_at = run.age_s, anyio.current_time()
+        self._fence_at = 0.0
+        self._outside: anyio.CancelScope | None = None
+        self._lost = False
+        self._cycles_here = 0
+
+    def next_step(self) -> Step:
+        age_s = self._age_s + anyio.current_time() - self._age_at
+        return next_step(self.facts, self.progress, age_s=age_s, lease_token=self.lease_token)
+
+    def renewed(self, asked_at: float) -> None:
+        """The lease was renewed by a request that was sent at `asked_at`."""
+        self._fence_at = asked_at + self._lease_ttl_s * 3 / 4
+        if self._outside:
+            self._outside.deadline = self._fence_at
+
+    def lose(self) -> None:
+        """Somebody else has the run: stop what is under way and write nothing more."""
+        self._lost = True
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Stop the outside effect that is under way, if any; the next commit finds out why."""
+        if self._outside:
+            self._outside.cancel()
+
+    @contextmanager
+    def outside(self) -> Iterator[anyio.CancelScope]:
+        """An effect outside Postgres: it stops by itself at the fence, on a cancel, and when we lose the run.
+
+        Raises LeaseLost when the lease is no longer surely ours.
+        """
+        with anyio.CancelScope(deadline=self._fence_at) as scope:
+            self._outside = scope
+            try:
+                yield scope
+            finally:
+                self._outside = None
+        if self._lost or (scope.cancelled_caught and anyio.current_time() >= self._fence_at):
+            raise LeaseLost
+
+    async def commit(self, record: Record) -> None:
+        """One step in one transaction. Raises LeaseLost, or Unavailable when the outcome is not known."""
+        for tries_left in reversed(range(COMMIT_TRIES)):
+            try:
+                await self._commit_once(record)
+            except Conflicted:
+                if not tries_left:
+                    raise
+            else:
+                return
+
+    async def write(self, *entries: Entry) -> None:
+        """Commit `entries` and what follows from them."""
+
+        async def record(draft: Draft) -> None:
+            draft.record(*entries)
+
+        await self.commit(record)
+
+    async def _commit_once(self, record: Record) -> None:
+        asked_at = anyio.current_time()
+        async with transaction(self._pool) as connection:
+            run = await lock_run(connection, self.owner_id, self.run_id, lease_token=self.lease_token)
+            if run is None or run.state != "running":
+                raise LeaseLost
+            if self.progress.cycle is None:
+                self.facts = await run_facts(connection, self.owner_id, self.run_id)
+            draft = Draft(connection, run, self.facts, self.progress)
+            await record(draft)
+            written = await self._conclude(draft)
+        self._committed(draft, written, asked_at)
+
+    async def _conclude(self, draft: Draft) -> Written:
+        draft.conclude()
+        release = self.hand_over or (draft.resting() and self._cycles_here + 1 >= CYCLES_PER_HOLD)
+        return await write_entries(
+            draft.connection,
+            draft.run,
+            self.progress,
+            tuple(draft.entries),
+            release=release,
+            lease_ttl_s=self._lease_ttl_s,
+        )
+
+    def _committed(self, draft: Draft, written: Written, asked_at: float) -> None:
+        self.progress = written.progress
+        self.over, self.still_due = written.released, written.due
+        self._cycles_here += draft.resting()
+        self._age_s, self._age_at = draft.run.age_s, asked_at
+        self.renewed(asked_at)
+        if written.outbox_id is not None:
+            self._publisher.publish(Act(written.run_id, written.outbox_id, written.events))
+
+    async def give_back(self) -> None:
+        """Release the lease, if it is still ours, so that another worker can take the run at once."""
+        with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
+            async with transaction(self._pool) as connection:
+                await release_lease(connection, self.run_id, self.lease_token)
+
+
+async def claim(pool: Pool, publisher: Publisher, lease_ttl_s: float, run_id: UUID) -> Held | None:
+    """Take a run that is due and free, and in the same transaction write what follows by itself."""
+    asked_at = anyio.current_time()
+    async with transaction(pool) as connection:
+        run = await claim_run(connection, run_id, lease_ttl_s)
+        if run is None:
+            return None
+        held = Held(pool, publisher, lease_ttl_s, run)
+        held.facts = await run_facts(connection, run.owner_id, run_id)
+        held.progress = await load_progress(connection, run.owner_id, run_id)
+        draft = Draft(connection, run, held.facts, held.progress)
+        if run.expired_claims >= CLAIMS_MAX:
+            reason = {"reason": f"poison: {CLAIMS_MAX} workers took the run and died"}
+            draft.record(*closing(draft.progress, "error", reason, open_calls="not run"))
+        written = await held._conclude(draft)
+    held._committed(draft, written, asked_at)
+    return held

@@ -1,0 +1,77 @@
+"""The composition root of a worker process: builds its parts, starts its tasks, and stops them in order."""
+
+import signal
+import sys
+from functools import partial
+
+import anyio
+import structlog
+from arq.connections import ArqRedis
+from redis.asyncio import ConnectionPool
+
+from espalier_eventlog.publisher import Publisher
+from espalier_jobs import Doorbell, QueueNames, deserialize, serialize
+from espalier_run_worker.cycle import Workshop, live
+from espalier_run_worker.doorbell import listen, look_out
+from espalier_run_worker.models.model import Model
+from espalier_run_worker.models.plan import PlanInvalid, load_plan
+from espalier_run_worker.models.scripted import ScriptedModel
+from espalier_run_worker.self_tools import open_self_tools
+from espalier_run_worker.settings import WorkerSettings
+from espalier_run_worker.slots import Slots
+from espalier_run_worker.supervisor import Supervisor
+from espalier_run_worker.sweeper import sweep
+from espalier_store.fleet import acknowledge
+from espalier_store.pool import open_pool
+from espalier_telemetry import set_up_logs
+
+log = structlog.get_logger(__name__)
+
+
+async def work(settings: WorkerSettings, model: Model) -> None:
+    """Live runs until SIGTERM or SIGINT; then let steps finish for `drain_s` and give the rest back."""
+    connections = ConnectionPool.from_url(settings.redis_url)
+    redis = ArqRedis(connections, job_serializer=serialize, job_deserializer=deserialize)
+    names = QueueNames(settings.redis_prefix)
+    async with open_pool(settings) as pool, redis, open_self_tools() as tools:
+        publisher = Publisher(redis, settings.redis_prefix, partial(acknowledge, pool))
+        supervisor = Supervisor(settings)
+        doorbell = Doorbell(redis, names)
+        workshop = Workshop(pool, publisher, doorbell, model, tools, supervisor, settings.lease_ttl_s)
+        slots = Slots(settings.worker_slots, partial(live, workshop))
+        async with anyio.create_task_group() as group:
+            group.start_soon(publisher.run)
+            group.start_soon(supervisor.run)
+            group.start_soon(slots.run)
+            group.start_soon(listen, slots, names, redis)
+            group.start_soon(look_out, slots, pool)
+            group.start_soon(sweep, pool, redis, publisher, settings.redis_prefix)
+            log.info("worker.ready", slots=settings.worker_slots)
+            await _told_to_stop()
+            await _drain(slots, supervisor, settings.drain_s)
+            group.cancel_scope.cancel()
+    log.info("worker.stopped")
+
+
+async def _told_to_stop() -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            return
+
+
+async def _drain(slots: Slots, supervisor: Supervisor, drain_s: float) -> None:
+    slots.close()
+    supervisor.hand_over()
+    with anyio.move_on_after(drain_s):
+        await slots.wait_empty()
+
+
+def main() -> None:
+    settings = WorkerSettings()
+    set_up_logs(settings)
+    try:
+        plan = load_plan(settings.script) if settings.script else None
+    except PlanInvalid as invalid:
+        sys.exit(str(invalid))
+    model = ScriptedModel(plan, plans_from_wire=settings.models_scripted == "on")
+    anyio.run(work, settings, model)
