@@ -4,21 +4,24 @@ Databases are copies of a migrated template, so a test starts in about a tenth o
 between tests but the servers; every Redis key carries the test's own prefix.
 """
 
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
+import anyio
 import asyncpg
+import httpx2
 import pytest
+from forked import Service, start_service
+from tests.integration.wire import Gateway, Wire, running_gateway
 
+from espalier_gateway.settings import GatewaySettings
 from espalier_local.keys import create_key
+from espalier_local.ports import free_port
 from espalier_local.servers import LocalServers, local_servers
 from espalier_protocol.access import SCOPES
 from espalier_secrets import fingerprint
@@ -27,7 +30,8 @@ from espalier_store.migrate import migrate
 from espalier_store.pool import Pool, PostgresSettings, open_pool, transaction
 
 TEMPLATE = "espalier_template"
-STOP_WAIT_S = 10
+READY_WAIT_S = 20.0
+POLL_S = 0.02
 NOT_DURABLE = {
     "fsync": "off",
     "synchronous_commit": "off",
@@ -115,47 +119,23 @@ async def _execute(postgres_url: str, statement: str) -> None:
 # --- processes ---------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Process:
-    """A service of the product, as a real process whose log is kept."""
-
-    popen: subprocess.Popen[bytes]
-    log: Path
-
-    def kill(self) -> None:
-        self.popen.kill()
-        self.popen.wait()
-
-    def stop(self) -> int:
-        """SIGTERM, and the exit code."""
-        self.popen.terminate()
-        return self.popen.wait(STOP_WAIT_S)
-
-    def output(self) -> str:
-        return self.log.read_text()
-
-
-Start = Callable[..., Process]
+Start = Callable[..., Service]
 
 
 @pytest.fixture
 def start(stores: Stores, tmp_path: Path) -> Iterator[Start]:
-    """Start `python -m MODULE` on the test's stores; everything is killed when the test ends."""
-    started: list[Process] = []
+    """Start services on the test's stores; whatever still runs when the test ends is killed."""
+    started: list[Service] = []
 
-    def start_process(*command: str, **settings: str) -> Process:
-        log = tmp_path / f"process-{len(started)}.log"
-        environment = {**os.environ, **stores.environment(), **settings, "ESPALIER_LOG_FORMAT": "json"}
-        with log.open("wb") as file:
-            popen = subprocess.Popen(
-                [sys.executable, "-m", *command], env=environment, stdout=file, stderr=file
-            )
-        started.append(Process(popen, log))
+    def start_it(service: str, *, dies_at: str = "", **settings: str) -> Service:
+        log = tmp_path / f"{service}-{len(started)}.log"
+        environment = {**stores.environment(), "ESPALIER_LOG_FORMAT": "json", **settings}
+        started.append(start_service(service, environment, log, dies_at=dies_at))
         return started[-1]
 
-    yield start_process
-    for process in started:
-        process.kill()
+    yield start_it
+    for service in started:
+        service.kill()
 
 
 @pytest.fixture
@@ -164,3 +144,65 @@ async def owner_id(pool: Pool, api_key: str) -> UUID:
         caller = await find_key(connection, fingerprint(api_key))
     assert caller is not None
     return caller.owner_id
+
+
+# ------------------------------------------------------------------ a gateway on loopback
+
+
+@pytest.fixture
+def gateway_settings(stores: Stores) -> GatewaySettings:
+    """Nothing is cached, so that what a test changes is seen at once."""
+    return GatewaySettings(
+        postgres_url=stores.postgres_url,
+        redis_url=stores.redis_url,
+        redis_prefix=stores.redis_prefix,
+        port=0,
+        cache_s=0,
+        drain_s=1,
+    )
+
+
+@pytest.fixture
+async def gateway(gateway_settings: GatewaySettings, pool: Pool) -> AsyncIterator[Gateway]:
+    async with running_gateway(gateway_settings, pool) as running:
+        yield running
+
+
+@pytest.fixture
+async def wire(gateway: Gateway) -> Wire:
+    """A caller of the owner `one` with every scope and a session."""
+    return await gateway.caller("one")
+
+
+@dataclass
+class Gateway:
+    """A gateway process and where it listens."""
+
+    service: Service
+    base_url: str
+
+
+StartGateway = Callable[..., Awaitable[Gateway]]
+
+
+@pytest.fixture
+async def start_gateway(start: Start) -> StartGateway:
+    """Start a gateway and wait until it is ready; on `port`, the place of one that has died."""
+
+    async def start_it(port: int | None = None, **settings: str) -> Gateway:
+        base_url = f"http://127.0.0.1:{port or free_port()}"
+        service = start("gateway", ESPALIER_PORT=base_url.rsplit(":")[-1], **settings)
+        async with httpx2.AsyncClient(base_url=base_url, trust_env=False) as client:
+            with anyio.fail_after(READY_WAIT_S):
+                while not await _is_ready(client):
+                    await anyio.sleep(POLL_S)
+        return Gateway(service, base_url)
+
+    return start_it
+
+
+async def _is_ready(client: httpx2.AsyncClient) -> bool:
+    try:
+        return (await client.get("/readyz")).is_success
+    except httpx2.TransportError:
+        return False

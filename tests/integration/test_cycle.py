@@ -22,13 +22,13 @@ pytestmark = pytest.mark.anyio
 
 WAIT_S = 15.0
 POLL_S = 0.02
-WORKER = "espalier_run_worker"
+WORKER = "worker"
 WIRE_PLANS = {"ESPALIER_MODELS_SCRIPTED": "on"}
 
 
 def agent(**changes: Any) -> AgentCreate:
-    limits = dict(max_cycles=9, max_subagents=0, max_tool_calls_per_cycle=4, max_wall_seconds=60)
-    spend = dict(tokens_per_cycle=20_000, tool_calls_per_cycle=3, seconds_per_cycle=10)
+    limits = {"max_cycles": 9, "max_subagents": 0, "max_tool_calls_per_cycle": 4, "max_wall_seconds": 60}
+    spend = {"tokens_per_cycle": 20_000, "tool_calls_per_cycle": 3, "seconds_per_cycle": 10}
     return AgentCreate(
         name="anybody",
         constitution=Constitution(immutable_directives="", mutable_prompt="", mutable_prompt_policy="auto"),

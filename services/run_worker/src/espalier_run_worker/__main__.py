@@ -2,4 +2,5 @@
 
 from espalier_run_worker.main import main
 
-main()
+if __name__ == "__main__":
+    main()

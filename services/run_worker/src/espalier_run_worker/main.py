@@ -74,4 +74,4 @@ def main() -> None:
     except PlanInvalid as invalid:
         sys.exit(str(invalid))
     model = ScriptedModel(plan, plans_from_wire=settings.models_scripted == "on")
-    anyio.run(work, settings, model)
+    anyio.run(work, settings, model, backend_options={"use_uvloop": True})

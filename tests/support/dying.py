@@ -1,0 +1,57 @@
+"""A worker that kills itself at a chosen moment: before or after its n-th commit, publish or ring.
+
+`arm("commit.before:3")` puts a SIGKILL of the own process at that place. Only this test code knows of it; the
+product has no branch for dying.
+"""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from espalier_eventlog import publisher
+from espalier_jobs import Doorbell
+from espalier_run_worker import held
+from espalier_store.pool import Connection, Pool
+
+_seen: Counter[str] = Counter()
+
+
+def arm(moment: str) -> None:
+    """Die at `<place>.<before|after>:<n>`; a worker so armed also hands its run over after every cycle."""
+    place, count = moment.split(":")
+
+    def reached(where: str) -> None:
+        _seen[where] += 1
+        if where == place and _seen[where] == int(count):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    held.CYCLES_PER_HOLD = 1  # type: ignore[misc]
+    held.transaction = _around_commits(held.transaction, reached)  # type: ignore[assignment]
+    publisher.send_events = _around_calls("publish", publisher.send_events, reached)
+    Doorbell.ring = _around_calls("ring", Doorbell.ring, reached)  # type: ignore[method-assign]
+
+
+def _around_commits(transaction: Any, reached: Callable[[str], None]) -> Any:
+    @asynccontextmanager
+    async def dying_transaction(pool: Pool) -> AsyncIterator[Connection]:
+        async with transaction(pool) as connection:
+            yield connection
+            reached("commit.before")
+        reached("commit.after")
+
+    return dying_transaction
+
+
+def _around_calls(
+    name: str, act: Callable[..., Awaitable[Any]], reached: Callable[[str], None]
+) -> Callable[..., Any]:
+    async def dying_act(*args: Any, **kwargs: Any) -> Any:
+        reached(f"{name}.before")
+        answer = await act(*args, **kwargs)
+        reached(f"{name}.after")
+        return answer
+
+    return dying_act

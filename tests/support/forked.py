@@ -1,0 +1,61 @@
+"""Services of the product as real processes that start in a fraction of a second.
+
+A fork server imports the product once and forks a process for each start: what runs is the service's own
+`main`, with its own event loop and connections, and it can be stopped and killed like any other process.
+`python -m` is left to the tests of the launcher.
+"""
+
+import importlib
+import multiprocessing
+import os
+import sys
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+SERVICES = {"worker": "espalier_run_worker.main", "gateway": "espalier_gateway.__main__"}
+STOP_WAIT_S = 10
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload([*SERVICES.values(), "dying"])
+
+
+@dataclass
+class Service:
+    """A running process, and the file that holds its log."""
+
+    process: BaseProcess
+    log: Path
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(STOP_WAIT_S)
+
+    def stop(self) -> int | None:
+        """SIGTERM, and the exit code."""
+        self.process.terminate()
+        self.process.join(STOP_WAIT_S)
+        return self.process.exitcode
+
+    def has_died(self) -> bool:
+        return not self.process.is_alive()
+
+    def output(self) -> str:
+        return self.log.read_text()
+
+
+def start_service(service: str, environment: dict[str, str], log: Path, *, dies_at: str = "") -> Service:
+    """Start a service. `dies_at` names a moment at which it kills itself, see `dying`."""
+    process = _context.Process(target=_serve, args=(service, environment, log, dies_at), daemon=True)
+    process.start()
+    return Service(process, log)
+
+
+def _serve(service: str, environment: dict[str, str], log: Path, dies_at: str) -> None:
+    with log.open("wb", buffering=0) as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    os.environ.update(environment)
+    if dies_at:
+        importlib.import_module("dying").arm(dies_at)
+    importlib.import_module(SERVICES[service]).main()

@@ -1,0 +1,226 @@
+"""A run's whole life as lists: random models, deaths and cancels must never get it stuck or end it twice."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from espalier_domain.decisions import CONTROL_TOOLS, Unreadable, read_decision
+from espalier_domain.history import conversation, fold
+from espalier_domain.journal import (
+    CycleEnded,
+    CycleStarted,
+    Entry,
+    ModelAnswered,
+    ModelCallStarted,
+    ModelFailed,
+    Parked,
+    RunCreated,
+    ToolCall,
+    ToolReturned,
+    decode,
+    encode,
+    events_of,
+)
+from espalier_domain.run import (
+    CallModel,
+    CallTools,
+    Progress,
+    Reserve,
+    Rest,
+    RunFacts,
+    StartCycle,
+    Write,
+    apply,
+    closing,
+    decode_snapshot,
+    encode_snapshot,
+    next_step,
+    refusal,
+    standing,
+    tokens_left,
+)
+from espalier_protocol.agent import Budgets, Ceilings, Constitution
+from espalier_protocol.run import EndState
+
+STEPS_MAX = 2_000
+RUN = RunFacts(
+    run_id="run_x",
+    agent_id="agt_x",
+    agent_name="x",
+    constitution=Constitution(immutable_directives="i", mutable_prompt="m", mutable_prompt_policy="auto"),
+    goal="goal",
+    inputs={},
+    agent_metadata={},
+    ceilings=Ceilings(max_cycles=4, max_subagents=0, max_tool_calls_per_cycle=4, max_wall_seconds=10_000),
+    budgets=Budgets(tokens_per_cycle=500, tool_calls_per_cycle=3, seconds_per_cycle=300),
+)
+
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("sleep", {"duration_seconds": 5}),
+    ("sleep", {"until": "yesterday"}),
+    ("continue_now", {}),
+    ("complete", {"result": 1}),
+    ("artifact_create", {"name": "n", "content": "c"}),
+    ("no_such_tool", {}),
+]
+answers = st.one_of(
+    st.tuples(st.just("answer"), st.sampled_from(["", "text"]), st.lists(st.sampled_from(CALLS), max_size=6)),
+    st.tuples(st.just("fault"), st.booleans(), st.just(0)),
+    st.tuples(st.just("death"), st.just(0), st.just(0)),
+    st.tuples(st.just("slow"), st.integers(1, 400), st.just(0)),
+    st.tuples(st.just("cancel"), st.just(0), st.just(0)),
+)
+
+
+class Life:
+    """What a worker does, without a worker: carry out steps, write entries, die and come back."""
+
+    def __init__(self, chances: list[Any]) -> None:
+        self.chances = chances
+        self.entries: list[Entry] = []
+        self.progress = Progress()
+        self.token, self.age_s = 1, 0.0
+        self.write(RunCreated("agt_x"))
+
+    def write(self, *entries: Entry) -> None:
+        for entry in entries:
+            self.progress = apply(self.progress, entry)
+            self.entries.append(entry)
+
+    def live(self) -> None:
+        for _ in range(STEPS_MAX):
+            if self.progress.final_state is not None:
+                return
+            self.step()
+        raise AssertionError(f"stuck at {self.progress}")
+
+    def step(self) -> None:
+        match next_step(RUN, self.progress, age_s=self.age_s, lease_token=self.token):
+            case StartCycle(number):
+                self.write(CycleStarted(number, self.age_s, 0, RUN.budgets))
+            case Reserve(attempt):
+                cycle = self.progress.cycle
+                assert cycle is not None and tokens_left(cycle) > 0
+                self.write(ModelCallStarted(cycle.number, attempt, min(100, tokens_left(cycle)), self.token))
+            case CallModel() as step:
+                self.ask(step)
+            case CallTools(calls):
+                self.run_tools(calls)
+            case Write(entries):
+                self.write(*entries)
+                if isinstance(entries[-1], CycleEnded | Parked):
+                    self.age_s += standing(self.progress, entries).wake_in_s
+                    self.token += 1
+            case Rest():
+                raise AssertionError("a live run rests")
+
+    def ask(self, step: CallModel) -> None:
+        cycle = self.progress.cycle
+        assert cycle is not None and step.tokens_max > 0 and step.seconds_max > 0
+        kind, first, second = self.chances.pop() if self.chances else ("answer", "done", [])
+        match kind:
+            case "answer":
+                no = self.progress.answers + 1
+                calls = tuple(ToolCall(f"c{no}.{i}", name, args) for i, (name, args) in enumerate(second))
+                self.write(ModelAnswered(cycle.number, first, calls, step.tokens_max))
+            case "fault":
+                self.write(ModelFailed(cycle.number, "overloaded", retryable=first, tokens=10))
+            case "death":
+                self.token += 1
+                self.age_s += 4
+            case "slow":
+                self.age_s += first
+            case "cancel":
+                self.write(*closing(self.progress, "cancelled", None, open_calls="cancelled"))
+
+    def run_tools(self, calls: tuple[ToolCall, ...]) -> None:
+        for call in calls:
+            cycle = self.progress.cycle
+            assert cycle is not None
+            if refused := refusal(RUN, cycle, call):
+                self.write(*refused)
+                continue
+            ok = call.name == "artifact_create" or (
+                call.name in CONTROL_TOOLS and not isinstance(read_decision(call.name, call.args), Unreadable)
+            )
+            self.write(ToolReturned(cycle.number, call.call_id, call.name, ok, "result"))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(answers, max_size=25))
+def test_a_run_always_ends_once_and_closes_what_it_opened(chances: list[Any]) -> None:
+    life = Life(chances)
+
+    life.live()
+
+    told = [payload for entry in life.entries for payload in events_of(RUN.run_id, entry)]
+    types = [payload.type for payload in told]
+    assert types[0] == "run.started" and types[-1] == "run.ended" and types.count("run.ended") == 1
+    assert types.count("cycle.started") == types.count("cycle.ended") <= RUN.ceilings.max_cycles
+    assert types.count("tool.called") == types.count("tool.returned")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(answers, max_size=25), st.integers(0, 200))
+def test_the_journal_rebuilds_the_run_with_or_without_a_snapshot(chances: list[Any], cut: int) -> None:
+    life = Life(chances)
+    life.live()
+    texts = [encode(entry) for entry in life.entries]
+
+    replayed = Progress()
+    for text in texts:
+        replayed = apply(replayed, decode(text))
+    resumed = Progress()
+    for text in texts[:cut]:
+        resumed = apply(resumed, decode(text))
+    resumed = decode_snapshot(encode_snapshot(resumed))
+    for text in texts[cut:]:
+        resumed = apply(resumed, decode(text))
+
+    assert replayed == life.progress == resumed
+    assert replayed.entry_no == len(texts)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(answers, max_size=25))
+def test_no_cycle_spends_more_tokens_than_it_may_reserve(chances: list[Any]) -> None:
+    life = Life(chances)
+    life.live()
+    spent = [entry.tokens_used for entry in life.entries if isinstance(entry, CycleEnded)]
+    assert all(tokens <= RUN.budgets.tokens_per_cycle for tokens in spent)
+
+
+def _lived(cycles: int, content: str) -> Progress:
+    progress = apply(Progress(), RunCreated("agt_x"))
+    for number in range(1, cycles + 1):
+        call = ToolCall(f"c{number}", "artifact_create", {"name": "n", "content": content})
+        for entry in (
+            CycleStarted(number, 0.0, 0, RUN.budgets),
+            ModelCallStarted(number, 1, 10, 1),
+            ModelAnswered(number, content, (call,), 10),
+            ToolReturned(number, call.call_id, call.name, True, content),
+            CycleEnded(number, None, 10, 1),
+        ):
+            progress = fold(apply(progress, entry))
+    return progress
+
+
+def test_a_long_life_is_shown_at_a_bounded_size_with_its_newest_cycle_whole() -> None:
+    short, long = _lived(30, "x" * 5_000), _lived(900, "x" * 5_000)
+
+    sizes = [sum(len(str(line)) for line in conversation(RUN, life, "{}")) for life in (short, long)]
+
+    assert sizes[1] < 2 * sizes[0]
+    assert long.past[-1].turns[0].results[0].content == "x" * 5_000
+    assert "goal" in str(conversation(RUN, long, "{}")[1])
+    assert long.cycles == 900
+
+
+def _ends(final_state: EndState) -> list[str]:
+    progress = apply(Progress(), RunCreated("agt_x"))
+    return [entry.kind for entry in closing(progress, final_state, None, open_calls="cancelled")]
+
+
+def test_a_run_without_an_open_cycle_closes_with_its_end_alone() -> None:
+    assert _ends("cancelled") == ["run_ended"]
