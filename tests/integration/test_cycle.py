@@ -212,7 +212,7 @@ async def test_a_killed_workers_run_goes_on_in_another(runs: Runs, start: Any) -
 
 
 async def test_a_stopped_worker_gives_its_runs_back_at_once(runs: Runs, start: Any) -> None:
-    first = start(WORKER, ESPALIER_DRAIN_S="0.1", ESPALIER_LEASE_TTL_S="60", **WIRE_PLANS)
+    first = start(WORKER, ESPALIER_WORKER_DRAIN_S="0.1", ESPALIER_LEASE_TTL_S="60", **WIRE_PLANS)
     run_id = await runs.start([{"text": "ok", "delay_s": 2}])
     await runs.until(run_id, lambda run: run.cycle_count == 1)
     assert first.stop() == 0

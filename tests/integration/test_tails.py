@@ -19,6 +19,7 @@ from tests.integration.conftest import Stores
 from espalier_acts.agents import create_agent
 from espalier_acts.log import write_entries
 from espalier_acts.runs import RunOrder, cancel_run, create_run
+from espalier_domain.errors import Unavailable
 from espalier_domain.journal import LimitReached
 from espalier_domain.run import Progress
 from espalier_eventlog import stream_key
@@ -27,7 +28,9 @@ from espalier_eventlog.tail import ANSWER_S
 from espalier_gateway.sse import Pace, event_stream
 from espalier_gateway.tails import BUFFER_EVENTS_MAX, CHECK_EVERY_S, SILENCE_S, Tail, Tails
 from espalier_local.folder import throwaway_folder
+from espalier_local.keys import create_key
 from espalier_local.servers import local_servers
+from espalier_protocol.access import SCOPES
 from espalier_protocol.agent import AgentCreate, Budgets, Ceilings, Constitution
 from espalier_protocol.events import EventLine, NumberedEvent
 from espalier_protocol.ids import from_wire
@@ -35,7 +38,8 @@ from espalier_secrets import fingerprint
 from espalier_store.events import insert_events
 from espalier_store.ids import new_id
 from espalier_store.keys import find_key
-from espalier_store.pool import Pool, transaction
+from espalier_store.migrate import migrate
+from espalier_store.pool import Pool, PostgresSettings, open_pool, transaction
 from espalier_store.runs import lock_run
 
 pytestmark = pytest.mark.anyio
@@ -427,13 +431,13 @@ async def test_a_flushed_redis_costs_followers_nothing(lonely: tuple[Following, 
     assert all(reader.seqs == upto(62) for reader in readers)
 
 
-def redis_process(url: str) -> psutil.Process:
+def server_process(url: str) -> psutil.Process:
     port = urlsplit(url).port
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if any(each.laddr.port == port and each.status == "LISTEN" for each in process.net_connections()):
                 return process
-    raise AssertionError("no Redis of ours listens there")
+    raise AssertionError("no server of ours listens there")
 
 
 @pytest.mark.slow
@@ -443,13 +447,14 @@ async def test_followers_go_on_from_postgres_when_redis_is_killed_and_live_when_
     following, redis_url = lonely
     readers = [following.open() for _ in range(10)]
     await joined(following, *readers)
-    redis_process(redis_url).kill()
+    server_process(redis_url).kill()
     await following.run.emit(3, publish=False)
     await comes_true(lambda: not following.tails.reader.healthy)
     await joined(following, *readers, at=4)
     late = following.open()
     await joined(following, late, at=4)
     await comes_true(lambda: following.tails.reader.healthy)
+    await following.run.redis.connection_pool.disconnect()  # the writer's own, which died with the server
     await following.run.emit(1)
     await comes_true(lambda: all(reader.seqs == upto(5) for reader in [*readers, late]), WITHOUT_REDIS_S)
     await following.run.end()
@@ -462,7 +467,7 @@ async def test_a_redis_that_hangs_is_noticed_and_replaced_by_postgres(lonely: tu
     following, redis_url = lonely
     reader = following.open()
     await joined(following, reader)
-    process = redis_process(redis_url)
+    process = server_process(redis_url)
     os.kill(process.pid, signal.SIGSTOP)
     try:
         await following.run.emit(2, publish=False)
@@ -493,6 +498,38 @@ async def test_followers_outlive_the_loss_of_every_database_connection(
     await following.run.emit(2, publish=False)
     await following.run.emit(1)
     await comes_true(lambda: all(reader.seqs == upto(4) for reader in readers), WITHOUT_REDIS_S)
+
+
+@pytest.mark.slow
+async def test_followers_go_on_when_postgres_was_restarted_under_them() -> None:
+    with throwaway_folder() as folder:
+        async with local_servers(folder) as servers:
+            await migrate(servers.postgres_url)
+            async with open_pool(PostgresSettings(postgres_url=servers.postgres_url)) as pool:
+                async with transaction(pool) as connection:
+                    api_key = await create_key(connection, "one", SCOPES)
+                async with reading(pool, servers.redis_url, "espalier:", api_key) as following:
+                    await _restarts(following, servers.postgres_url)
+
+
+async def _restarts(following: Following, postgres_url: str) -> None:
+    readers = [following.open() for _ in range(20)]
+    await joined(following, *readers)
+    for how in (signal.SIGQUIT, signal.SIGKILL):  # an immediate shutdown, and a death
+        os.kill(server_process(postgres_url).pid, how)
+        with anyio.fail_after(SOON_S):
+            while not await _emits(following.run):
+                await anyio.sleep(POLL_S)
+    await following.run.end(publish=False)
+    await comes_true(lambda: all(reader.over for reader in readers))
+    assert all(reader.seqs == upto(following.run.last) for reader in readers)
+
+
+async def _emits(run: Run) -> bool:
+    with suppress(Unavailable):
+        await run.emit(1, publish=False)
+        return True
+    return False
 
 
 async def test_a_log_that_was_pruned_ends_the_reading_instead_of_skipping(following: Following) -> None:

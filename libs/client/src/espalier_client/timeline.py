@@ -108,8 +108,15 @@ def _cycle_ended(payload: Payload) -> Said:
     outcome = str(payload.get("outcome"))
     symbol, style, words = _OUTCOMES.get(outcome, ("■", "dim", f"cycle ended, {outcome}"))
     reason = f": {payload['reason']}" if payload.get("reason") else ""
-    spent = f"{payload.get('tool_calls_made', 0)} tool calls, {payload.get('tokens_used', 0)} tokens"
+    spent = (
+        f"{_counted(payload, 'tool_calls_made', 'tool call')}, {_counted(payload, 'tokens_used', 'token')}"
+    )
     return symbol, style, f"{words}{reason} ({spent})"
+
+
+def _counted(payload: Payload, member: str, thing: str) -> str:
+    count = payload.get(member, 0)
+    return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
 def _called(payload: Payload, at: datetime) -> Said:

@@ -22,7 +22,7 @@ DATA_FIELD: Final = b"d"
 
 
 class RedisSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="ESPALIER_")
+    model_config = SettingsConfigDict(env_prefix="ESPALIER_", use_attribute_docstrings=True)
 
     redis_url: str = "redis://127.0.0.1:6379/0"
     """Address of Redis or Valkey, `redis://[user:password@]host:port/db`."""

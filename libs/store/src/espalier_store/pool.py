@@ -40,7 +40,7 @@ AWAY = (
 
 
 class PostgresSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="ESPALIER_")
+    model_config = SettingsConfigDict(env_prefix="ESPALIER_", use_attribute_docstrings=True)
 
     postgres_url: str = "postgresql://espalier:espalier@127.0.0.1:5432/espalier"
     """Address of the database, `postgresql://user:password@host:port/name`."""

@@ -13,11 +13,12 @@ from structlog.typing import Processor
 
 
 class LogSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="ESPALIER_")
+    model_config = SettingsConfigDict(env_prefix="ESPALIER_", use_attribute_docstrings=True)
 
     log_format: Literal["console", "json"] = "console"
     """`console` for people, `json` for machines."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important lines that are written."""
 
 
 def set_up_logs(settings: LogSettings) -> None:

@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 async def work(settings: WorkerSettings, model: Model) -> None:
-    """Live runs until SIGTERM or SIGINT; then let steps finish for `drain_s` and give the rest back."""
+    """Live runs until SIGTERM or SIGINT; then let steps finish for `worker_drain_s` and give the rest back."""
     connections = ConnectionPool.from_url(settings.redis_url)
     redis = ArqRedis(connections, job_serializer=serialize, job_deserializer=deserialize)
     names = QueueNames(settings.redis_prefix)
@@ -48,7 +48,7 @@ async def work(settings: WorkerSettings, model: Model) -> None:
             group.start_soon(sweep, pool, redis, publisher, settings.redis_prefix)
             log.info("worker.ready", slots=settings.worker_slots)
             await _told_to_stop()
-            await _drain(slots, supervisor, settings.drain_s)
+            await _drain(slots, supervisor, settings.worker_drain_s)
             group.cancel_scope.cancel()
     log.info("worker.stopped")
 

@@ -1,0 +1,153 @@
+"""The `espalier` command: what an operator does, and the embedder's commands beside it.
+
+The only place where errors become words on a terminal. Each command builds its options and hands
+over; nothing is decided here. A command imports what it runs when it runs: the database's libraries take
+seconds to load, and `espalier run` needs none of them.
+"""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+
+from espalier_client.commands import app_groups
+from espalier_client.errors import ClientError
+from espalier_local.console import harmless
+from espalier_local.errors import LocalError
+from espalier_local.folder import locate_folder, running_servers
+from espalier_local.options import WORKERS_MAX, RuntimeOptions
+from espalier_protocol.access import SCOPES
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+class Switch(StrEnum):
+    on = "on"
+    off = "off"
+
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="ESPALIER_DATA_DIR",
+        readable=False,  # the folder's own complaint is one sentence
+        help="Where database and keys are kept. [./.espalier]",
+    ),
+]
+PostgresUrl = Annotated[
+    str | None, typer.Option(envvar="ESPALIER_POSTGRES_URL", help="Use a Postgres that already runs.")
+]
+RedisUrl = Annotated[
+    str | None, typer.Option(envvar="ESPALIER_REDIS_URL", help="Use a Redis that already runs.")
+]
+
+app = typer.Typer(
+    help="Run and use Espalier, a runtime for long-lived agents.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+keys = typer.Typer(help="Keys that embedders call with.", no_args_is_help=True)
+app.add_typer(keys, name="keys")
+for name, group in app_groups(locate_folder).items():
+    app.add_typer(group, name=name)
+
+
+@app.command()
+def up(
+    *,
+    host: Annotated[str, typer.Option(envvar="ESPALIER_HOST", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(envvar="ESPALIER_PORT", min=0, max=65535, help="Port to listen on; 0 takes a free one."),
+    ] = 8787,
+    workers: Annotated[int, typer.Option(min=1, max=WORKERS_MAX, help="How many workers.")] = 1,
+    data_dir: DataDir = None,
+    postgres_url: PostgresUrl = None,
+    redis_url: RedisUrl = None,
+    script: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="ESPALIER_SCRIPT", exists=True, dir_okay=False, help="Plan of the scripted model."
+        ),
+    ] = None,
+    scripted_plans: Annotated[
+        Switch,
+        typer.Option(envvar="ESPALIER_MODELS_SCRIPTED", help="Whether agents may bring plans of their own."),
+    ] = Switch.off,
+) -> None:
+    """Start everything on this machine: Postgres, Redis, gateway and workers. Ctrl-C stops it."""
+
+    from espalier_local.up import run_up
+
+    options = RuntimeOptions(
+        host=host,
+        port=port,
+        workers=workers,
+        data_dir=data_dir,
+        postgres_url=postgres_url,
+        redis_url=redis_url,
+        script=script,
+        scripted_plans=scripted_plans is Switch.on,
+    )
+    anyio.run(run_up, options)
+
+
+@app.command()
+def migrate(*, data_dir: DataDir = None, postgres_url: PostgresUrl = None) -> None:
+    """Bring the database's schema up to date (`up` does it by itself)."""
+
+    from espalier_local.schema import bring_up_to_date
+
+    anyio.run(bring_up_to_date, _database(data_dir, postgres_url))
+    typer.echo("The schema is up to date.")
+
+
+@keys.command("create")
+def create(
+    *,
+    owner: Annotated[str, typer.Option(help="Whose key it is; a new name makes a new owner.")],
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Default: all. Repeatable; one of: {', '.join(SCOPES)}."),
+    ] = None,
+    data_dir: DataDir = None,
+    postgres_url: PostgresUrl = None,
+) -> None:
+    """Make a key and print it; it is shown this once and stored only as a hash."""
+
+    from espalier_local.first_key import mint_key
+
+    unknown = sorted(set(scope or ()) - set(SCOPES))
+    if unknown:
+        raise LocalError(f"There is no scope {unknown[0]!r}; the scopes are {', '.join(SCOPES)}.")
+    typer.echo(anyio.run(mint_key, _database(data_dir, postgres_url), owner, scope or SCOPES))
+
+
+@app.command()
+def demo(
+    repo: Annotated[Path, typer.Option(help="The git repository whose history is read.")] = Path(),
+) -> None:
+    """Start a runtime, let an agent write release notes of a repository, print where they are, stop."""
+    from espalier_local.demo import demo as run_demo
+
+    run_demo(repo)
+
+
+def main() -> None:
+    """The console script: one line on stderr and exit code 2 for everything a person can put right."""
+    try:
+        app()
+    except (LocalError, ClientError) as error:
+        typer.echo(f"espalier: {harmless(str(error))}", err=True)
+        sys.exit(USAGE_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _database(data_dir: Path | None, postgres_url: str | None) -> str:
+    return postgres_url or running_servers(locate_folder(data_dir))["postgres_url"]

@@ -1,0 +1,123 @@
+"""The whole runtime of one machine as a context manager: for the tests, the demo, and `espalier up`.
+
+It owns what it starts and leaves nothing running. No signals and no printing here; that is `up.py`. Below it
+stand `servers.py` and `children.py`, beside it `first_key.py` and `schema.py`.
+"""
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx2
+
+from espalier_local.children import Child, ChildPlan, running
+from espalier_local.console import OnLine, quiet
+from espalier_local.first_key import ensure_profile
+from espalier_local.folder import PROFILE, locate_folder
+from espalier_local.options import RuntimeOptions
+from espalier_local.ports import require_port
+from espalier_local.schema import bring_up_to_date
+from espalier_local.servers import LocalServers, local_servers
+
+READY_TIMEOUT_S = 60.0
+PROBE_TIMEOUT_S = 2.0
+SERVICE_GRACE_S = 2.5  # with Redis' and Postgres' own: within the 5 s that stopping may take
+EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach a gateway that listens on all
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRuntime:
+    """A runtime that answers: where, with which key, and the processes behind it."""
+
+    base_url: str
+    api_key: str = field(repr=False)
+    profile: Path
+    servers: LocalServers
+    gateway: Child
+    workers: tuple[Child, ...]
+
+
+@asynccontextmanager
+async def local_runtime(options: RuntimeOptions, *, on_line: OnLine = quiet) -> AsyncIterator[LocalRuntime]:
+    """The whole runtime, ready to be called. Enter it from the main thread.
+
+    Raises LocalError when something the person can put right is in the way; by then all is stopped again.
+    """
+    port = require_port(options.host, options.port)  # before anything is started
+    base_url = _base_url(options.host, port)
+    async with _servers(options, on_line) as servers:
+        await bring_up_to_date(servers.postgres_url)
+        api_key = await ensure_profile(servers, base_url)
+        plans = _services(options, port, servers, colour=getattr(on_line, "colour", False))
+        async with (
+            running(plans, on_line, restart=options.restart) as (gateway, *workers),
+            httpx2.AsyncClient(base_url=base_url, trust_env=False) as client,
+        ):
+            await gateway.become_ready(lambda: _answers_ready(client), within_s=READY_TIMEOUT_S)
+            for worker in workers:
+                worker.mark_ready()  # nobody can ask a worker; alive when the gateway answers is what counts
+            profile = servers.folder.path / PROFILE
+            yield LocalRuntime(base_url, api_key, profile, servers, gateway, tuple(workers))
+
+
+def _servers(options: RuntimeOptions, on_line: OnLine) -> AbstractAsyncContextManager[LocalServers]:
+    return local_servers(
+        locate_folder(options.data_dir),
+        postgres_url=options.postgres_url,
+        redis_url=options.redis_url,
+        postgres_options=options.postgres_options,
+        on_line=on_line,
+    )
+
+
+def _base_url(host: str, port: int) -> str:
+    reached = EVERY_ADDRESS.get(host, host)
+    return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"
+
+
+async def _answers_ready(client: httpx2.AsyncClient) -> bool:
+    try:
+        return (await client.get("/readyz", timeout=PROBE_TIMEOUT_S)).is_success
+    except httpx2.TransportError:
+        return False
+
+
+def _services(options: RuntimeOptions, port: int, servers: LocalServers, *, colour: bool) -> list[ChildPlan]:
+    env = _environment(options, port, servers, colour=colour)
+    names = ["worker"] if options.workers == 1 else [f"worker-{n}" for n in range(1, options.workers + 1)]
+    return [
+        ChildPlan(
+            name=name,
+            command=(sys.executable, "-m", module),
+            env=env,
+            grace_s=SERVICE_GRACE_S,
+        )
+        for name, module in [
+            ("gateway", "espalier_gateway"),
+            *((name, "espalier_run_worker") for name in names),
+        ]
+    ]
+
+
+def _environment(
+    options: RuntimeOptions, port: int, servers: LocalServers, *, colour: bool
+) -> dict[str, str]:
+    ours = {
+        "ESPALIER_HOST": options.host,
+        "ESPALIER_PORT": str(port),
+        "ESPALIER_POSTGRES_URL": servers.postgres_url,
+        "ESPALIER_REDIS_URL": servers.redis_url,
+        "ESPALIER_MODELS_SCRIPTED": "on" if options.scripted_plans else "off",
+        "PYTHONUNBUFFERED": "1",
+        **({"FORCE_COLOR": "1"} if colour else {"NO_COLOR": "1"}),
+        **({"ESPALIER_SCRIPT": str(options.script.absolute())} if options.script else {}),
+    }
+    return {
+        **os.environ,
+        "ESPALIER_LOG_FORMAT": os.environ.get("ESPALIER_LOG_FORMAT", "console"),
+        **ours,
+        **options.env,
+    }

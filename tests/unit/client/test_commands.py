@@ -1,0 +1,286 @@
+"""The embedder's commands, against a scripted runtime: what they send, what they print, how they fail."""
+
+import hashlib
+import json
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+import typer
+from tests.unit.client.conftest import KEY
+from tests.unit.client.loopback import (
+    RUN,
+    Answer,
+    Loopback,
+    envelope,
+    error,
+    events,
+    frame,
+    refusal,
+    reply,
+    result,
+)
+from tests.unit.client.test_follow import run
+from typer.testing import CliRunner, Result
+
+from espalier_client.commands import app_groups
+
+pytestmark = pytest.mark.anyio
+
+EVENTS = f"GET /aep/v1/runs/{RUN}/events"
+NOTES = b"# notes\n"
+STORED = reply(200, NOTES, etag=f'"{hashlib.sha256(NOTES).hexdigest()}"')
+LIMITS = {"max_cycles": 100, "max_subagents": 8, "max_tool_calls_per_cycle": 24, "max_wall_seconds": 604800}
+BUDGETS = {"tokens_per_cycle": 100_000, "tool_calls_per_cycle": 12, "seconds_per_cycle": 300}
+
+
+@pytest.fixture(autouse=True)
+def nothing_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty folder to stand in, and no variables of ours."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("ESPALIER_BASE_URL", "ESPALIER_API_KEY", "ESPALIER_DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def known(runtime: Loopback, tmp_path: Path) -> Loopback:
+    """The runtime, with the profile that `up` would leave."""
+    folder = tmp_path / ".espalier"
+    folder.mkdir()
+    (folder / "profile.json").write_text(json.dumps({"base_url": runtime.url, "api_key": KEY}))
+    return runtime
+
+
+async def invoke(*words: str, **env: str) -> Result:
+    """The command runs its own event loop, so it gets a thread."""
+    app = typer.Typer()
+    for name, group in app_groups().items():
+        app.add_typer(group, name=name)
+    return await anyio.to_thread.run_sync(partial(CliRunner().invoke, app, list(words), env=env))
+
+
+def agent(params: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **params,
+        "id": "agt_1",
+        "root_agent_id": "agt_1",
+        "parent_agent_id": None,
+        "lifecycle_state": "active",
+        "next_wake_at": None,
+        "subject_ids": [],
+        "external_mcp_servers": [],
+        "metadata": {},
+        "runner": None,
+        "max_live_runs": 8,
+        "created_at": "2026-01-01T00:00:00.000Z",
+        "updated_at": "2026-01-01T00:00:00.000Z",
+    }
+
+
+async def echo_agent(request: Any, stream: Any) -> None:
+    await result(agent(request.message["params"]))(request, stream)
+
+
+# ---------------------------------------------------------------- agent
+
+
+async def test_a_name_is_enough_for_an_agent(known: Loopback) -> None:
+    known.on("POST agent.create", echo_agent)
+
+    done = await invoke("agent", "create", "--name", "x")
+
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "agt_1\n", "")
+    (asked,) = known.asked("POST agent.create")
+    assert asked.message["params"]["ceilings"] == LIMITS
+    assert asked.message["params"]["budgets"] == BUDGETS
+
+
+async def test_flags_win_over_the_file_and_the_file_over_defaults(known: Loopback, tmp_path: Path) -> None:
+    known.on("POST agent.create", echo_agent)
+    (tmp_path / "a.yaml").write_text(
+        "name: from file\nceilings: {max_cycles: 7, max_subagents: 1}\ntoolset: [t]\n"
+    )
+
+    done = await invoke(
+        "agent", "create", "--file", "a.yaml", "--max-cycles", "3", "--metadata", '{"a": 1e3}', "--json"
+    )
+
+    assert json.loads(done.stdout)["name"] == "from file"
+    params = known.asked("POST agent.create")[0].message["params"]
+    assert params["ceilings"] == {**LIMITS, "max_cycles": 3, "max_subagents": 1}
+    assert (params["toolset"], params["metadata"]) == (["t"], {"a": 1000.0})
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["agent", "create"], "espalier: name does not fit: Field required.\n"),
+        (
+            ["agent", "create", "--file", "none.yaml"],
+            "espalier: none.yaml cannot be read: No such file or directory.\n",
+        ),
+        (
+            ["agent", "create", "--name", "x", "--metadata", "{"],
+            "espalier: What was given is neither JSON nor YAML",
+        ),
+        (
+            ["agent", "create", "--name", "x", "--max-cycles", "0"],
+            "espalier: ceilings.max_cycles does not fit: ",
+        ),
+        (["run", "start", "agt_1", "--goal", "g", "--inputs", "[1]"], "espalier: [1] cannot be read: "),
+    ],
+)
+async def test_what_cannot_be_sent_is_one_sentence(known: Loopback, words: list[str], sentence: str) -> None:
+    done = await invoke(*words)
+
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(sentence)
+    assert done.stderr.count("\n") == 1
+    assert known.requests == []
+
+
+# ---------------------------------------------------------------- run
+
+
+async def test_a_run_starts_with_its_inputs(known: Loopback, tmp_path: Path) -> None:
+    known.on("POST run.create", result(run("running")))
+    (tmp_path / "in.json").write_text('{"a": [1, null]}')
+
+    done = await invoke("run", "start", "agt_1", "--goal", "g", "--inputs", "in.json")
+
+    assert (done.exit_code, done.stdout) == (0, f"{RUN}\n")
+    assert known.asked("POST run.create")[0].message["params"] == {
+        "agent_id": "agt_1",
+        "goal": "g",
+        "inputs": {"a": [1, None]},
+    }
+
+
+@pytest.mark.parametrize(("state", "code"), [("complete", 0), ("error", 1), ("cancelled", 1)])
+async def test_following_shows_the_run_and_tells_how_it_ended(known: Loopback, state: str, code: int) -> None:
+    known.on("POST run.create", result(run("running")))
+    known.on(EVENTS, events(frame(1, "run.started"), frame(2, "run.ended", final_state=state)))
+
+    done = await invoke("run", "start", "agt_1", "--goal", "g", "--follow")
+
+    assert done.exit_code == code
+    assert len(done.stdout.splitlines()) == 2
+    assert f"run ended, {state}" in done.stdout
+
+
+async def test_for_machines_each_event_is_one_line_as_it_came(known: Loopback) -> None:
+    known.on(EVENTS, events(frame(1, "run.started"), frame(2, "run.ended", final_state="complete")))
+
+    done = await invoke("run", "follow", RUN, "--json")
+
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        envelope(1, "run.started"),
+        envelope(2, "run.ended", final_state="complete"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "method", "state"),
+    [("cancel", "run.cancel", "cancelled"), ("continue", "run.continue", "running")],
+)
+async def test_a_run_is_cancelled_and_woken(known: Loopback, word: str, method: str, state: str) -> None:
+    known.on(f"POST {method}", result(run(state)))
+
+    done = await invoke("run", word, RUN)
+
+    assert (done.exit_code, done.stdout) == (0, f"{RUN} {state}\n")
+
+
+# ---------------------------------------------------------------- artifact
+
+
+async def test_an_artifact_is_written_to_a_file_or_poured_out(known: Loopback, tmp_path: Path) -> None:
+    known.on("GET /aep/v1/artifacts/art_1/bytes", STORED)
+
+    poured = await invoke("artifact", "get", "art_1")
+    written = await invoke("artifact", "get", "art_1", "-o", "notes.md")
+
+    assert poured.stdout_bytes == NOTES
+    assert (written.exit_code, written.stdout) == (0, "")
+    assert (tmp_path / "notes.md").read_bytes() == NOTES
+
+
+async def test_a_damaged_artifact_leaves_no_file_and_spoils_none(known: Loopback, tmp_path: Path) -> None:
+    known.on("GET /aep/v1/artifacts/art_1/bytes", reply(200, b"xx", etag=f'"{"0" * 64}"'))
+    (tmp_path / "notes.md").write_bytes(NOTES)
+
+    done = await invoke("artifact", "get", "art_1", "-o", "notes.md")
+
+    assert done.exit_code == 2
+    assert sorted(os.listdir(tmp_path)) == [".espalier", "notes.md"]  # noqa: PTH208 - pathlib is for sync code
+    assert (tmp_path / "notes.md").read_bytes() == NOTES
+
+
+# ---------------------------------------------------------------- where to, and with which key
+
+
+@pytest.mark.parametrize(
+    "answer", [refusal(404, "tool_not_found", -32008), refusal(404, "t\x1b]0;owned\x07", -32008)]
+)
+async def test_a_refusal_is_one_printable_sentence(known: Loopback, answer: Answer) -> None:
+    known.on(EVENTS, answer)
+
+    done = await invoke("run", "follow", RUN)
+
+    assert done.exit_code == 2
+    assert done.stderr.rstrip("\n").isprintable()
+    assert done.stderr.startswith("espalier: no [t")
+
+
+async def test_options_and_variables_win_over_the_profile(runtime: Loopback) -> None:
+    runtime.on("POST run.cancel", result(run("cancelled")))
+
+    given = await invoke("run", "--base-url", runtime.url, "--key", "k1", "cancel", RUN)
+    told = await invoke("run", "cancel", RUN, ESPALIER_BASE_URL=runtime.url, ESPALIER_API_KEY="k2")
+
+    assert (given.exit_code, told.exit_code) == (0, 0)
+    keys = [asked.headers["authorization"] for asked in runtime.asked("POST run.cancel")]
+    assert keys == ["Bearer k1", "Bearer k2"]
+
+
+async def test_the_profile_of_another_folder_is_used_when_it_is_named(
+    runtime: Loopback, tmp_path: Path
+) -> None:
+    runtime.on("POST run.cancel", result(run("cancelled")))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/profile.json").write_text(json.dumps({"base_url": runtime.url, "api_key": "k3"}))
+
+    assert (await invoke("run", "--data-dir", "other", "cancel", RUN)).exit_code == 0
+    assert runtime.asked("POST run.cancel")[0].headers["authorization"] == "Bearer k3"
+
+
+async def test_a_kept_key_is_not_sent_to_another_runtime(known: Loopback) -> None:
+    done = await invoke("run", "--base-url", "http://127.0.0.1:9", "cancel", RUN)
+
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "espalier: No key is known for http://127.0.0.1:9; pass --key or set ESPALIER_API_KEY.\n"
+    )
+
+
+async def test_without_any_runtime_the_way_to_one_is_told() -> None:
+    done = await invoke("run", "cancel", RUN)
+
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "espalier: No runtime is known; start one with `espalier up`, or pass --base-url and --key.\n"
+    )
+
+
+async def test_no_output_holds_the_key(known: Loopback) -> None:
+    known.on("POST run.cancel", error(-32000, "wrong key", 401))
+
+    done = await invoke("run", "cancel", RUN)
+
+    assert done.exit_code == 2
+    assert KEY not in done.output
