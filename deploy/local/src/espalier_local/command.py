@@ -131,11 +131,14 @@ def create(
 @app.command()
 def demo(
     repo: Annotated[Path, typer.Option(help="The git repository whose history is read.")] = Path(),
+    output: Annotated[
+        Path | None, typer.Option(help="Where the notes go. [demo/release-notes.md in the data folder]")
+    ] = None,
 ) -> None:
     """Start a runtime, let an agent write release notes of a repository, print where they are, stop."""
     from espalier_local.demo import demo as run_demo
 
-    run_demo(repo)
+    run_demo(repo, output)
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ Capability = PublishedCapability | OwnCapability
 
 CAPABILITIES: Final[tuple[str, ...]] = (*get_args(PublishedCapability), *get_args(OwnCapability))
 
-SUPPORTED: Final[frozenset[str]] = frozenset({"streaming.sse"})
-"""What this build advertises as true. A capability joins when every method it gates is built."""
+SUPPORTED: Final[frozenset[str]] = frozenset({"streaming.sse", "espalier.events"})
+"""What this build advertises as true. A capability joins when all that it gates is built."""
 
 Scope = Literal[
     "agent.read",

@@ -6,7 +6,7 @@ a lock that is waited for after half a lease.
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import anyio
 import asyncpg
@@ -15,7 +15,6 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from espalier_domain.errors import Conflicted, Unavailable
-from espalier_store.schema import schema_ready
 
 Connection: TypeAlias = (
     "asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
@@ -127,3 +126,18 @@ async def _wait_for_schema(pool: Pool) -> None:
             if await schema_ready(connection):
                 return
         await anyio.sleep(AGAIN_S)
+
+
+REVISIONS: Final = ("0001",)
+"""The revisions of the schema that this build knows, oldest first."""
+
+REVISION = "select version_num from schema_revision"
+
+
+async def schema_ready(connection: Connection) -> bool:
+    """Whether the schema is at this build's revision. An unknown revision is newer and accepted."""
+    try:
+        revision = await connection.fetchval(REVISION)
+    except asyncpg.UndefinedTableError:
+        return False
+    return revision is not None and revision not in REVISIONS[:-1]

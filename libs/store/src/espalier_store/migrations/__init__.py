@@ -11,8 +11,8 @@ from alembic import op
 def run_sql(name: str) -> None:
     """Run a file of this folder in the migration's transaction.
 
-    It goes to asyncpg directly, since a prepared statement holds one command only; the statement before it makes
-    sure that the transaction has begun.
+    It goes to asyncpg directly, since a prepared statement holds one command only; the statement before it
+    makes sure that the transaction has begun.
     """
     script = (Path(__file__).parent / name).read_text()
     bind = op.get_bind()
