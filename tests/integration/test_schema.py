@@ -15,7 +15,7 @@ import pytest
 import espalier_store
 from espalier_local.servers import LocalServers
 from espalier_store.migrate import migrate
-from espalier_store.schema import REVISIONS
+from espalier_store.pool import REVISIONS
 
 pytestmark = pytest.mark.anyio
 

@@ -24,7 +24,7 @@ from espalier_domain.journal import LimitReached
 from espalier_domain.run import Progress
 from espalier_eventlog import stream_key
 from espalier_eventlog.publisher import send_events
-from espalier_eventlog.tail import ANSWER_S
+from espalier_eventlog.tail import ANSWER_S, BLOCK_S, StreamReader
 from espalier_gateway.sse import Pace, event_stream
 from espalier_gateway.tails import BUFFER_EVENTS_MAX, CHECK_EVERY_S, SILENCE_S, Tail, Tails
 from espalier_local.folder import throwaway_folder
@@ -344,6 +344,26 @@ async def test_many_runs_are_followed_over_few_connections(
     await comes_true(lambda: all(reader.over for reader in readers))
     assert all(reader.seqs == upto(5) for reader in readers)
     await comes_true(lambda: following.is_clean)
+
+
+async def test_a_new_watch_interrupts_the_read_that_its_connection_is_in(
+    following: Following, stores: Stores
+) -> None:
+    reader = StreamReader(stores.redis_url, stores.redis_prefix, connections=1)
+    heard: list[EventLine] = []
+    async with anyio.create_task_group() as group:
+        group.start_soon(reader.run)
+        for _ in range(5):
+            reader.watch(new_id(), 0, heard.extend)  # silent: from here on the connection waits for BLOCK_S
+            with anyio.fail_after(BLOCK_S / 2):
+                heard.clear()
+                reader.watch(following.run.run_id, 0, heard.extend)
+                while not heard:
+                    await anyio.sleep(POLL_S)
+            assert [line.type for line in heard] == ["run.started"]
+            reader.unwatch(following.run.run_id)
+        group.cancel_scope.cancel()
+    assert reader.watched == 5
 
 
 # --- what Redis forgets -----------------------------------------------------------------------------------

@@ -5,13 +5,13 @@ from uuid import UUID
 
 import anyio
 import pytest
+from tests.integration.wire import AGENT, POLL_S, Gateway, Wire, symbol
 
 from espalier_gateway import cancels
 from espalier_protocol.errors import ErrorCode
 from espalier_protocol.ids import from_wire
 from espalier_store.fleet import claim_run
 from espalier_store.pool import transaction
-from tests.integration.wire import AGENT, POLL_S, Gateway, Wire, symbol
 
 pytestmark = pytest.mark.anyio
 

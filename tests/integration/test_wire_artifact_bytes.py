@@ -4,10 +4,10 @@ import hashlib
 from typing import Any
 
 import pytest
-
-from espalier_store.artifacts import CHUNK_BYTES
 from tests.integration.wire import Gateway, Wire
 from tests.integration.wire_artifacts import keep_artifact
+
+from espalier_store.artifacts import CHUNK_BYTES
 
 pytestmark = pytest.mark.anyio
 

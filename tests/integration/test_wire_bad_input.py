@@ -5,7 +5,6 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-
 from tests.integration.wire import AGENT, RPC, Gateway, Wire, raw_exchange, request, symbol
 
 pytestmark = pytest.mark.anyio
@@ -35,12 +34,12 @@ NOT_JSON: dict[str, bytes] = {
     "a lone surrogate": create('{"name":"\\ud800"}'),
     "U+0000": create('{"name":"\\u0000"}'),
     "a duplicate method": b'{"jsonrpc":"2.0","id":1,"method":"agent.list","method":"run.create"}',
-    "a duplicate spelled otherwise": b'{"jsonrpc":"2.0","id":1,"method":"agent.list","\\u006dethod":"run.create"}',
+    "a duplicate spelled otherwise": b'{"jsonrpc":"2.0","id":1,"method":"a","\\u006dethod":"run.create"}',
     "a duplicate inside params": create('{"name":"a","name":"b"}'),
     "NaN": create('{"max_live_runs":NaN}'),
     "an endless number": create('{"max_live_runs":1e999}'),
     "an integer beyond 2^53": create('{"max_live_runs":9007199254740993}'),
-    "a 5,000-digit integer": create('{"max_live_runs":%s}' % LONG_INTEGER),
+    "a 5,000-digit integer": create('{"max_live_runs":' + LONG_INTEGER + "}"),
     "65 levels": create(nested(64)),
     "20,000 levels": create(nested(20_000)),
     "20,000 open brackets": b"[" * 20_000,

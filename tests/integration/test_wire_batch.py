@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-
 from tests.integration.wire import AGENT, Gateway, Wire, request, symbol
 
 pytestmark = pytest.mark.anyio

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 import anyio
 import httpx2
 import pytest
-
 from tests.integration.wire import ANSWER_WAIT_S, Gateway, Wire
 
 pytestmark = pytest.mark.anyio
@@ -127,8 +126,7 @@ async def test_a_stopping_gateway_ends_its_streams_before_it_waits_for_them(
         async for line in lines_of(response):
             if line == "event: run.started":
                 gateway.state.closing.set()
-    with anyio.fail_after(ANSWER_WAIT_S):
-        assert response.is_closed
+    assert response.is_closed
 
 
 async def test_a_revoked_key_cannot_open_a_stream_again(wire: Wire, gateway: Gateway) -> None:

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-
-from espalier_protocol.errors import ErrorCode
 from tests.integration.wire import UNKNOWN_TAIL, Gateway, Wire, request
 from tests.integration.wire_artifacts import keep_artifact
+
+from espalier_protocol.errors import ErrorCode
 
 pytestmark = pytest.mark.anyio
 

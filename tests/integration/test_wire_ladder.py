@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
+from tests.integration.wire import AGENT, Gateway, Wire, request, symbol
 
 from espalier_gateway.methods import HANDLERS
 from espalier_protocol.access import SCOPES, SUPPORTED
 from espalier_protocol.errors import ErrorCode
 from espalier_protocol.methods import METHODS, Method
 from espalier_protocol.versions import SERVED_VERSIONS
-from tests.integration.wire import AGENT, Gateway, Wire, request, symbol
 
 pytestmark = pytest.mark.anyio
 

@@ -1,6 +1,5 @@
-"""A gateway on loopback, in this process, and a caller that speaks its wire: what the `test_wire_*` files share."""
+"""A gateway on loopback, in this process, and a caller that speaks its wire; for the `test_wire_*` files."""
 
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -179,9 +178,6 @@ async def raw_exchange(address: tuple[str, int], sent: bytes, answer_bytes_max: 
     """What a server answers to bytes that no client library would send, until it closes the connection."""
     answer = b""
     async with await anyio.connect_tcp(*address) as stream:
-        stream.extra(anyio.abc.SocketAttribute.raw_socket).setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-        )
         with anyio.fail_after(ANSWER_WAIT_S):
             try:
                 await stream.send(sent)

@@ -9,7 +9,7 @@ from espalier_domain.errors import LifecycleConflict, NotFound
 from espalier_domain.journal import RunCreated
 from espalier_domain.run import Progress, closing
 from espalier_protocol.ids import to_wire
-from espalier_store.agents import lock_agent, revive_agent
+from espalier_store.agents import lock_agent
 from espalier_store.ids import new_id
 from espalier_store.pool import Connection
 from espalier_store.runs import (
@@ -50,7 +50,6 @@ async def create_run(connection: Connection, owner_id: UUID, order: RunOrder) ->
     subjects = sorted({*agent.subject_ids, *order.subject_ids})
     run = NewRun(new_id(), order.agent_id, order.goal, order.inputs, subjects, agent.ceilings)
     await insert_run(connection, owner_id, run)
-    await revive_agent(connection, owner_id, order.agent_id)
     locked = await _lock(connection, owner_id, run.run_id)
     first = RunCreated(to_wire("agt", order.agent_id))
     return await write_entries(connection, locked, Progress(), (first,), release=True, lease_ttl_s=NO_LEASE_S)

@@ -1,7 +1,8 @@
-"""Agents. A row becomes the protocol's Agent as it is read; `sleeping` is derived from its runs."""
+"""Agents. A row becomes the protocol's Agent as it is read; what its runs do to its state is
+derived, never stored: `sleeping` while all its live runs sleep, `error` when the newest run failed.
+"""
 
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -12,7 +13,14 @@ from espalier_store.paging import Place
 from espalier_store.pool import Connection
 
 AGENT = """
-select a.*, life.live, life.awake, life.wakes_at
+select a.*, life.wakes_at,
+    case
+        when a.lifecycle_state <> 'active' then a.lifecycle_state
+        when life.awake > 0 then 'active'
+        when life.live > 0 then 'sleeping'
+        when newest.state = 'error' then 'error'
+        else 'active'
+    end as shown_state
 from agents a
 left join lateral (
     select count(*) as live,
@@ -21,6 +29,10 @@ left join lateral (
     from runs r
     where r.owner_id = a.owner_id and r.agent_id = a.id and r.state in ('running', 'sleeping')
 ) life on true
+left join lateral (
+    select r.state from runs r
+    where r.owner_id = a.owner_id and r.agent_id = a.id order by r.created_at desc, r.id desc limit 1
+) newest on true
 """
 
 INSERT_AGENT = """
@@ -58,15 +70,13 @@ async def get_agent(connection: Connection, owner_id: UUID, agent_id: UUID) -> A
     return _agent(row) if row else None
 
 
-LIST_AGENTS = f"""{AGENT}
-where a.owner_id = $1
-    and ($2::uuid is null or (a.created_at, a.id) < (
+LIST_AGENTS = f"""
+select * from ({AGENT} where a.owner_id = $1) a
+where ($2::uuid is null or (a.created_at, a.id) < (
         select b.created_at, b.id from agents b where b.owner_id = $1 and b.id = $2))
     and ($4::uuid is null or a.root_id = $4)
     and ($5::uuid is null or a.parent_id = $5)
-    and ($6::text is null or $6 = case
-        when a.lifecycle_state = 'active' and life.live > 0 and life.awake = 0 then 'sleeping'
-        else a.lifecycle_state end)
+    and ($6::text is null or a.shown_state = $6)
     and ($7::text is null or $7 = any (a.subject_ids))
 order by a.created_at desc, a.id desc
 limit $3
@@ -127,17 +137,6 @@ async def lock_agent(connection: Connection, owner_id: UUID, agent_id: UUID) -> 
     )
 
 
-REVIVE_AGENT = """
-update agents set lifecycle_state = 'active', updated_at = clock_timestamp()
-where owner_id = $1 and id = $2 and lifecycle_state = 'error'
-"""
-
-
-async def revive_agent(connection: Connection, owner_id: UUID, agent_id: UUID) -> None:
-    """A new run makes an agent that had failed active again."""
-    await connection.execute(REVIVE_AGENT, owner_id, agent_id)
-
-
 def _agent(row: asyncpg.Record) -> Agent:
     return Agent(
         id=to_wire("agt", row["id"]),
@@ -152,8 +151,8 @@ def _agent(row: asyncpg.Record) -> Agent:
         budgets=Budgets(**row["budgets"]),
         root_agent_id=to_wire("agt", row["root_id"]),
         parent_agent_id=to_wire("agt", row["parent_id"]) if row["parent_id"] else None,
-        lifecycle_state=_lifecycle(row),
-        next_wake_at=row["wakes_at"] if not row["awake"] else None,
+        lifecycle_state=row["shown_state"],
+        next_wake_at=row["wakes_at"] if row["shown_state"] == "sleeping" else None,
         subject_ids=row["subject_ids"],
         external_mcp_servers=[],
         metadata=row["metadata"],
@@ -162,8 +161,3 @@ def _agent(row: asyncpg.Record) -> Agent:
         created_at=row["created_at"],
         updated_at=row["updated_at"],
     )
-
-
-def _lifecycle(row: asyncpg.Record) -> Any:
-    asleep = row["lifecycle_state"] == "active" and row["live"] and not row["awake"]
-    return "sleeping" if asleep else row["lifecycle_state"]
