@@ -17,7 +17,7 @@ BOUNDARIES: dict[str, str] = {
     "gateway/dispatcher.py": "every failure of a call becomes its JSON-RPC error here",
     "local/first_key.py": "whatever a database answers becomes the launcher's one sentence about its address",
     "local/schema.py": "the same, for the four libraries that a migration passes through",
-    "run_worker/cycle.py": "a failed cycle becomes the end of its run, never the end of the worker",
+    "run_worker/slots.py": "a failed step becomes a lease that runs out, never the end of the worker",
 }
 
 # The codes of the wire, as numbers: the protocol names them, the gateway's table hands them out.

@@ -44,7 +44,7 @@ async def make_database(servers: LocalServers) -> AsyncIterator[MakeDatabase]:
 
 def dumped(postgres_url: str) -> list[str]:
     """The schema as pg_dump tells it, without comments and session lines."""
-    command = [PG_DUMP, "--schema-only", "--no-owner", "--exclude-table=schema_revision", postgres_url]
+    command = [str(PG_DUMP), "--schema-only", "--no-owner", "--exclude-table=schema_revision", postgres_url]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return [line for line in text.splitlines() if line and not re.match(r"--|SET |SELECT |\\", line)]
 

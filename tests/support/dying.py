@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from espalier_eventlog import publisher
+from espalier_eventlog.publisher import Publisher
 from espalier_jobs import Doorbell
 from espalier_run_worker import held
-from espalier_store.pool import Connection, Pool
+from espalier_store.pool import Connection, Pool, transaction
 
 _seen: Counter[str] = Counter()
 
@@ -29,15 +29,15 @@ def arm(moment: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     held.CYCLES_PER_HOLD = 1  # type: ignore[misc]
-    held.transaction = _around_commits(held.transaction, reached)  # type: ignore[assignment]
-    publisher.send_events = _around_calls("publish", publisher.send_events, reached)
+    held.transaction = _around_commits(transaction, reached)  # type: ignore[attr-defined]
+    Publisher.send = _around_calls("publish", Publisher.send, reached)  # type: ignore[method-assign]
     Doorbell.ring = _around_calls("ring", Doorbell.ring, reached)  # type: ignore[method-assign]
 
 
-def _around_commits(transaction: Any, reached: Callable[[str], None]) -> Any:
+def _around_commits(real: Any, reached: Callable[[str], None]) -> Any:
     @asynccontextmanager
     async def dying_transaction(pool: Pool) -> AsyncIterator[Connection]:
-        async with transaction(pool) as connection:
+        async with real(pool) as connection:
             yield connection
             reached("commit.before")
         reached("commit.after")

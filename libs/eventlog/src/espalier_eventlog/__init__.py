@@ -5,10 +5,13 @@ Postgres holds the log; a stream is a copy that fans out fast and may vanish at 
 nothing of rows, and whoever reads must check that seq follows seq.
 """
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 from uuid import UUID
 
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from redis.asyncio import ConnectionPool, Redis
 
 STREAM_LIFE_S: Final = 3600
 """A stream expires this long after its last event; the log stays in Postgres."""
@@ -28,6 +31,24 @@ class RedisSettings(BaseSettings):
     """Address of Redis or Valkey, `redis://[user:password@]host:port/db`."""
     redis_prefix: str = "espalier:"
     """What every key begins with, so that deployments can share a server."""
+
+
+CONNECT_TIMEOUT_S: Final = 1.0
+WRITERS_MAX: Final = 16
+"""Connections of one process that write to streams; readers have their own."""
+
+
+@asynccontextmanager
+async def open_streams(settings: RedisSettings) -> AsyncIterator[Redis]:
+    """The connections for publishing. Made lazily: a process starts, works and stops without Redis."""
+    connections = ConnectionPool.from_url(
+        settings.redis_url, socket_connect_timeout=CONNECT_TIMEOUT_S, max_connections=WRITERS_MAX
+    )
+    async with Redis(connection_pool=connections) as redis:
+        try:
+            yield redis
+        finally:
+            await connections.disconnect()
 
 
 def stream_key(prefix: str, run_id: UUID) -> str:

@@ -24,9 +24,15 @@ QUEUE_ACTS_MAX: Final = 10_000
 DEADLINE_S: Final = 0.25
 BREAKER_S: Final = 1.0
 ACKNOWLEDGE_EVERY_S: Final = 0.2
-BATCH_ACTS_MAX: Final = 100
+ALREADY_THERE: Final = "equal or smaller"
+"""What Redis says of an entry id that is not above the last one."""
 
 log = structlog.get_logger(__name__)
+
+
+class StreamsAway(Exception):
+    """Redis did not take everything. What is missing is still in the outbox."""
+
 
 Acknowledge = Callable[[Sequence[int]], Awaitable[None]]
 
@@ -90,12 +96,26 @@ class Publisher:
                 except anyio.WouldBlock:
                     log.warning("publisher.acknowledge_full")
 
+    async def send(self, run_id: UUID, events: Sequence[NumberedEvent]) -> None:
+        """Add the events to the run's stream now. Those that it has already are refused, which is success.
+
+        Raises StreamsAway; some of the events may be there then.
+        """
+        try:
+            answers = await _add(self._redis, self._prefix, run_id, events)
+        except (RedisError, OSError) as error:
+            raise StreamsAway from error
+        for answer in answers:
+            there = isinstance(answer, ResponseError) and ALREADY_THERE in str(answer)
+            if isinstance(answer, Exception) and not there:
+                raise StreamsAway from answer
+
     async def _deliver(self, act: Act) -> bool:
         with anyio.move_on_after(DEADLINE_S):
             try:
-                await send_events(self._redis, self._prefix, act.run_id, act.events)
-            except (RedisError, OSError) as error:
-                log.warning("publisher.redis_away", error=type(error).__name__)
+                await self.send(act.run_id, act.events)
+            except StreamsAway as error:
+                log.warning("publisher.redis_away", error=type(error.__cause__).__name__)
             else:
                 return True
         self._closed_until = anyio.current_time() + BREAKER_S
@@ -113,11 +133,7 @@ class Publisher:
             await self._acknowledge(batch)
 
 
-async def send_events(redis: Redis, prefix: str, run_id: UUID, events: Sequence[NumberedEvent]) -> None:
-    """Add the events to the run's stream. Those that it has already are refused by Redis, which is success.
-
-    Raises RedisError or OSError; some of the events may be there then.
-    """
+async def _add(redis: Redis, prefix: str, run_id: UUID, events: Sequence[NumberedEvent]) -> list[object]:
     key = stream_key(prefix, run_id)
     async with redis.pipeline(transaction=False) as pipe:
         for event in events:
@@ -130,9 +146,5 @@ async def send_events(redis: Redis, prefix: str, run_id: UUID, events: Sequence[
                 approximate=True,
             )
         pipe.expire(key, STREAM_LIFE_S)
-        answers = await pipe.execute(raise_on_error=False)
-    for answer in answers:
-        if isinstance(answer, ResponseError) and "equal or smaller" in str(answer):
-            continue
-        if isinstance(answer, Exception):
-            raise answer
+        answers: list[object] = await pipe.execute(raise_on_error=False)
+    return answers

@@ -4,6 +4,8 @@ Losing a ring, or hearing it twice, costs time and nothing else: each worker als
 Only this lib and the worker's doorbell say "arq".
 """
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID, uuid4
@@ -11,6 +13,7 @@ from uuid import UUID, uuid4
 import anyio
 import orjson
 from arq.connections import ArqRedis
+from redis.asyncio import ConnectionPool
 from redis.exceptions import RedisError
 
 RING: Final = "ring"
@@ -22,6 +25,26 @@ RING_LIFE_MS: Final = 60_000
 
 TOKENS_MAX: Final = 64
 """Length to which the wake list is trimmed; one token wakes one idle worker."""
+
+
+CONNECT_TIMEOUT_S: Final = 1.0
+CONNECTIONS_MAX: Final = 32
+
+QUEUE_AWAY = (RedisError, OSError)
+"""What the queue raises when Redis cannot be asked."""
+
+
+@asynccontextmanager
+async def open_queue(redis_url: str) -> AsyncIterator[ArqRedis]:
+    """The connections for ringing and hearing. Made lazily: a process starts and stops without Redis."""
+    connections = ConnectionPool.from_url(
+        redis_url, socket_connect_timeout=CONNECT_TIMEOUT_S, max_connections=CONNECTIONS_MAX
+    )
+    async with ArqRedis(connections, job_serializer=serialize, job_deserializer=deserialize) as queue:
+        try:
+            yield queue
+        finally:
+            await connections.disconnect()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +95,7 @@ class Doorbell:
                     _expires=RING_LIFE_MS / 1000,
                 )
                 await self._wake_one()
-            except (RedisError, OSError):
+            except QUEUE_AWAY:
                 return False
             return True
         return False

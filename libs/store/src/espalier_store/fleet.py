@@ -130,9 +130,6 @@ select id, run_id, from_seq from outbox
 where kind = 'publish' and created_at < now() - make_interval(secs => $1)
 order by id limit $2 for update skip locked
 """
-EVENTS_FROM = """
-select seq, type, payload, emitted_at from events where run_id = $1 and seq >= $2 order by seq limit $3
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +143,11 @@ async def unpublished(connection: Connection, older_than_s: float, limit: int) -
     """Acts whose events may have missed Redis, locked until the transaction ends."""
     rows = await connection.fetch(UNPUBLISHED, older_than_s, limit)
     return [Unpublished(row["id"], row["run_id"], row["from_seq"]) for row in rows]
+
+
+EVENTS_FROM = """
+select seq, type, payload, emitted_at from events where run_id = $1 and seq >= $2 order by seq limit $3
+"""
 
 
 async def events_from(connection: Connection, run_id: UUID, seq: int, limit: int) -> list[NumberedEvent]:

@@ -5,6 +5,7 @@ of the loop ends in one transaction, so a process that dies between any two line
 whoever claims the run next goes on from the journal.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -14,30 +15,25 @@ import structlog
 from espalier_domain.errors import LeaseLost, Unavailable
 from espalier_domain.journal import Entry
 from espalier_domain.run import CallModel, CallTools, Reserve, Rest, StartCycle, Write
-from espalier_eventlog.publisher import Publisher
-from espalier_jobs import Doorbell
-from espalier_run_worker.held import Held, claim
+from espalier_run_worker.held import Held
 from espalier_run_worker.model_calls import ask
 from espalier_run_worker.models.model import Model
 from espalier_run_worker.self_tools import SelfTools
 from espalier_run_worker.supervisor import Supervisor
 from espalier_run_worker.tool_calls import run_calls
-from espalier_store.pool import Pool
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """What living needs: where runs are written, where news goes, who thinks, and who watches the lease."""
+    """What living needs: a way to take a run and to ring for one, who thinks, and who watches the lease."""
 
-    pool: Pool
-    publisher: Publisher
-    doorbell: Doorbell
+    claim: Callable[[UUID], Awaitable[Held | None]]
+    ring: Callable[[UUID], Awaitable[object]]
     model: Model
     tools: SelfTools
     supervisor: Supervisor
-    lease_ttl_s: float
 
 
 async def live(workshop: Workshop, run_id: UUID) -> None:
@@ -45,7 +41,7 @@ async def live(workshop: Workshop, run_id: UUID) -> None:
 
     A step that fails by a bug leaves the lease to run out, so that a run which kills every worker is stopped.
     """
-    held = await claim(workshop.pool, workshop.publisher, workshop.lease_ttl_s, run_id)
+    held = await workshop.claim(run_id)
     if held is None:
         return
     with workshop.supervisor.watching(held):
@@ -59,7 +55,7 @@ async def live(workshop: Workshop, run_id: UUID) -> None:
             log.info("run.given_back", run_id=held.facts.run_id, why=type(why).__name__)
             raise
     if held.still_due:
-        await workshop.doorbell.ring(run_id)
+        await workshop.ring(run_id)
 
 
 async def _take_step(workshop: Workshop, held: Held) -> None:

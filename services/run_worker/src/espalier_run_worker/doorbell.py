@@ -13,10 +13,9 @@ import structlog
 from arq.connections import ArqRedis
 from arq.typing import WorkerCoroutine
 from arq.worker import Worker, func
-from redis.exceptions import RedisError
 
 from espalier_domain.errors import Unavailable
-from espalier_jobs import RING, QueueNames, deserialize, serialize
+from espalier_jobs import QUEUE_AWAY, RING, QueueNames, deserialize, serialize
 from espalier_run_worker.slots import Slots
 from espalier_store.fleet import due_runs
 from espalier_store.pool import Pool, transaction
@@ -36,11 +35,11 @@ log = structlog.get_logger(__name__)
 class _Poller(Worker):
     """arq's worker with the latency of a blocking queue, reading only while a slot is free."""
 
-    def __init__(self, slots: Slots, names: QueueNames, redis: ArqRedis) -> None:
+    def __init__(self, slots: Slots, names: QueueNames, queue: ArqRedis) -> None:
         super().__init__(
             [func(cast(WorkerCoroutine, self._ring), name=RING)],
             queue_name=names.queue,
-            redis_pool=redis,
+            redis_pool=queue,
             handle_signals=False,
             poll_delay=POLL_S,
             queue_read_limit=QUEUE_READ_MAX,
@@ -54,7 +53,7 @@ class _Poller(Worker):
         self._slots = slots
         self._wake_list = names.wake_list
         # Its stubs know no fraction of a second.
-        self._pop = cast(Callable[..., Awaitable[object]], redis.blpop)
+        self._pop = cast(Callable[..., Awaitable[object]], queue.blpop)
 
     async def _ring(self, _: dict[str, Any], run_id: str) -> None:
         try:
@@ -71,13 +70,13 @@ class _Poller(Worker):
             await self._pop([self._wake_list], timeout=WAKE_WAIT_S)
 
 
-async def listen(slots: Slots, names: QueueNames, redis: ArqRedis) -> None:
+async def listen(slots: Slots, names: QueueNames, queue: ArqRedis) -> None:
     """Hear rings, for ever; whatever ends the poller only costs the time until the next one."""
     pause_s = RESTART_S[0]
     while True:  # bounded: at least RESTART_S[0] between two pollers
         try:
-            await _Poller(slots, names, redis).main()
-        except (RedisError, OSError) as error:
+            await _Poller(slots, names, queue).main()
+        except QUEUE_AWAY as error:
             log.warning("doorbell.redis_away", error=type(error).__name__)
         await anyio.sleep(pause_s)
         pause_s = min(pause_s * 2, RESTART_S[1])

@@ -6,13 +6,13 @@ from functools import partial
 
 import anyio
 import structlog
-from arq.connections import ArqRedis
-from redis.asyncio import ConnectionPool
 
+from espalier_eventlog import open_streams
 from espalier_eventlog.publisher import Publisher
-from espalier_jobs import Doorbell, QueueNames, deserialize, serialize
+from espalier_jobs import Doorbell, QueueNames, open_queue
 from espalier_run_worker.cycle import Workshop, live
 from espalier_run_worker.doorbell import listen, look_out
+from espalier_run_worker.held import claim
 from espalier_run_worker.models.model import Model
 from espalier_run_worker.models.plan import PlanInvalid, load_plan
 from espalier_run_worker.models.scripted import ScriptedModel
@@ -29,23 +29,26 @@ log = structlog.get_logger(__name__)
 
 
 async def work(settings: WorkerSettings, model: Model) -> None:
-    """Live runs until SIGTERM or SIGINT; then let steps finish for `worker_drain_s` and give the rest back."""
-    connections = ConnectionPool.from_url(settings.redis_url)
-    redis = ArqRedis(connections, job_serializer=serialize, job_deserializer=deserialize)
+    """Live runs until SIGTERM or SIGINT; then let steps finish for a while and give the rest back."""
     names = QueueNames(settings.redis_prefix)
-    async with open_pool(settings) as pool, redis, open_self_tools() as tools:
-        publisher = Publisher(redis, settings.redis_prefix, partial(acknowledge, pool))
+    async with (
+        open_pool(settings) as pool,
+        open_streams(settings) as streams,
+        open_queue(settings.redis_url) as queue,
+        open_self_tools() as tools,
+    ):
+        publisher = Publisher(streams, settings.redis_prefix, partial(acknowledge, pool))
         supervisor = Supervisor(settings)
-        doorbell = Doorbell(redis, names)
-        workshop = Workshop(pool, publisher, doorbell, model, tools, supervisor, settings.lease_ttl_s)
+        claim_here = partial(claim, pool, publisher, settings.lease_ttl_s)
+        workshop = Workshop(claim_here, Doorbell(queue, names).ring, model, tools, supervisor)
         slots = Slots(settings.worker_slots, partial(live, workshop))
         async with anyio.create_task_group() as group:
             group.start_soon(publisher.run)
             group.start_soon(supervisor.run)
             group.start_soon(slots.run)
-            group.start_soon(listen, slots, names, redis)
+            group.start_soon(listen, slots, names, queue)
             group.start_soon(look_out, slots, pool)
-            group.start_soon(sweep, pool, redis, publisher, settings.redis_prefix)
+            group.start_soon(sweep, pool, publisher)
             log.info("worker.ready", slots=settings.worker_slots)
             await _told_to_stop()
             await _drain(slots, supervisor, settings.worker_drain_s)

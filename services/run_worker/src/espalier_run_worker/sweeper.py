@@ -7,12 +7,10 @@ from typing import Final
 
 import anyio
 import structlog
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from espalier_acts.runs import cancel_run
 from espalier_domain.errors import DomainError, LeaseLost
-from espalier_eventlog.publisher import Act, Publisher, send_events
+from espalier_eventlog.publisher import Act, Publisher, StreamsAway
 from espalier_store.fleet import Unpublished, delete_published, events_from, overdue_cancels, unpublished
 from espalier_store.pool import Connection, Pool, transaction
 
@@ -26,23 +24,23 @@ REDIS_WAIT_S: Final = 0.5
 log = structlog.get_logger(__name__)
 
 
-async def sweep(pool: Pool, redis: Redis, publisher: Publisher, prefix: str) -> None:
+async def sweep(pool: Pool, publisher: Publisher) -> None:
     """Sweep once a second, for ever."""
     while True:  # bounded: at most ROWS_MAX rows of each kind a turn
         await anyio.sleep(SWEEP_EVERY_S)
         try:
-            await publish_again(pool, redis, prefix)
+            await publish_again(pool, publisher)
             await force_cancels(pool, publisher)
-        except (DomainError, LeaseLost, RedisError, OSError, TimeoutError) as error:
+        except (DomainError, LeaseLost, StreamsAway, TimeoutError) as error:
             log.warning("sweeper.put_off", error=type(error).__name__)
 
 
-async def publish_again(pool: Pool, redis: Redis, prefix: str) -> None:
+async def publish_again(pool: Pool, publisher: Publisher) -> None:
     """Send the events of acts whose outbox row is still there after PUBLISH_AFTER_S."""
     async with transaction(pool) as connection:
         for act in await unpublished(connection, PUBLISH_AFTER_S, ROWS_MAX):
             with anyio.fail_after(REDIS_WAIT_S):
-                await _send_again(connection, redis, prefix, act)
+                await _send_again(connection, publisher, act)
             await delete_published(connection, [act.outbox_id])
 
 
@@ -58,8 +56,8 @@ async def force_cancels(pool: Pool, publisher: Publisher) -> None:
                 publisher.publish(Act(written.run_id, written.outbox_id, written.events))
 
 
-async def _send_again(connection: Connection, redis: Redis, prefix: str, act: Unpublished) -> None:
+async def _send_again(connection: Connection, publisher: Publisher, act: Unpublished) -> None:
     seq = act.from_seq
     while events := await events_from(connection, act.run_id, seq, EVENTS_PAGE):  # bounded by the run's log
-        await send_events(redis, prefix, act.run_id, events)
+        await publisher.send(act.run_id, events)
         seq = events[-1].seq + 1
