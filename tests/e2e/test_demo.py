@@ -48,14 +48,8 @@ def test_every_subject_of_a_random_history_is_in_the_release_notes(
 ) -> None:
     folder, subjects = repository
     notes = tmp_path / "notes.md"
-    run = subprocess.run(
-        command,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
+
+    run = espalier(tmp_path, "demo", "--repo", str(folder), "--output", str(notes))
 
     assert run.returncode == 0, run.stderr
     text = notes.read_text()

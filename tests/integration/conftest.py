@@ -158,7 +158,7 @@ def gateway_settings(stores: Stores) -> GatewaySettings:
         redis_prefix=stores.redis_prefix,
         port=0,
         cache_s=0,
-        drain_s=1,
+        gateway_drain_s=1,
     )
 
 

@@ -64,7 +64,7 @@ async def test_what_is_not_strict_json_is_a_parse_error_without_an_id(wire: Wire
 NOT_REQUESTS: dict[str, tuple[Any, Any]] = {
     "a number": (7, None),
     "a text": ("agent.list", None),
-    "null": (None, None),
+    "null": (b"null", None),
     "an empty object": ({}, None),
     "another version": ({"jsonrpc": "1.0", "id": 1, "method": "agent.list"}, 1),
     "no version": ({"id": 1, "method": "agent.list"}, 1),
@@ -131,9 +131,8 @@ async def test_params_that_do_not_fit_are_refused_with_the_member_that_is_wrong(
 
 async def test_missing_and_positional_params_are_refused(wire: Wire, gateway: Gateway) -> None:
     before = await gateway.rows()
-    answers = [
-        (await wire.post(request("agent.create", params))).json() for params in (None, {}, [], [AGENT])
-    ]
+    missing: list[Any] = [None, {}, [], [AGENT]]
+    answers = [(await wire.post(request("agent.create", params))).json() for params in missing]
     assert [(symbol(each), each["error"]["data"]["field"]) for each in answers] == [
         ("invalid_params", "name"),
         ("invalid_params", "name"),

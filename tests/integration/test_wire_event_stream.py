@@ -62,10 +62,9 @@ async def test_a_place_that_is_not_in_the_log_is_refused(wire: Wire, gateway: Ga
             "invalid_params",
             "since",
         )
-        if place.isascii():
-            header = await wire.get(path, {**wire.headers(), "Last-Event-ID": place}, since="1")
-            stripped = place.strip()
-            assert header.status_code == (200 if stripped == "1" else 400)
+        if place.isascii() and place == place.strip():
+            header = await wire.get(path, wire.headers(Last_Event_ID=place), since="1")
+            assert header.status_code == 400
     twice = await wire.http.get(f"{path}?since=1&since=2", headers=wire.headers())
     assert twice.status_code == 400
 

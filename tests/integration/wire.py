@@ -34,18 +34,8 @@ AGENT: dict[str, Any] = {
     "budgets": {"tokens_per_cycle": 10_000, "tool_calls_per_cycle": 4, "seconds_per_cycle": 60},
 }
 UNKNOWN_TAIL = "0" * 26
-TABLES = (
-    "owners",
-    "keys",
-    "sessions",
-    "agents",
-    "runs",
-    "journal",
-    "events",
-    "outbox",
-    "snapshots",
-    "artifacts",
-)
+# Not the outbox: the publisher empties it at its own pace.
+TABLES = "owners keys sessions agents runs journal events snapshots artifacts blobs".split()
 
 
 def request(method: str, params: Any = None, request_id: Any = 1) -> dict[str, Any]:
