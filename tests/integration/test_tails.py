@@ -3,9 +3,10 @@
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -22,8 +23,7 @@ from espalier_acts.runs import RunOrder, cancel_run, create_run
 from espalier_domain.errors import Unavailable
 from espalier_domain.journal import LimitReached
 from espalier_domain.run import Progress
-from espalier_eventlog import stream_key
-from espalier_eventlog.publisher import send_events
+from espalier_eventlog import DATA_FIELD, TYPE_FIELD, stream_key
 from espalier_eventlog.tail import ANSWER_S, BLOCK_S, StreamReader
 from espalier_gateway.sse import Pace, event_stream
 from espalier_gateway.tails import BUFFER_EVENTS_MAX, CHECK_EVERY_S, SILENCE_S, Tail, Tails
@@ -33,7 +33,7 @@ from espalier_local.servers import local_servers
 from espalier_protocol.access import SCOPES
 from espalier_protocol.agent import AgentCreate, Budgets, Ceilings, Constitution
 from espalier_protocol.events import EventLine, NumberedEvent
-from espalier_protocol.ids import from_wire
+from espalier_protocol.ids import from_wire, to_wire
 from espalier_secrets import fingerprint
 from espalier_store.events import insert_events
 from espalier_store.ids import new_id
@@ -105,9 +105,11 @@ class Run:
             await insert_events(connection, self.owner_id, self.run_id, events)
         await self.publish(tuple(events))
 
-    async def publish(self, events: tuple[NumberedEvent, ...]) -> None:
-        if events:
-            await send_events(self.redis, self.prefix, self.run_id, events)
+    async def publish(self, events: Sequence[NumberedEvent]) -> None:
+        for event in events:
+            line = event.line(to_wire("run", self.run_id))
+            entry: dict[Any, Any] = {TYPE_FIELD: line.type, DATA_FIELD: line.data}
+            await self.redis.xadd(self.key, entry, id=f"{line.seq}-0")
 
     @property
     def key(self) -> str:

@@ -85,8 +85,8 @@ class Publisher:
 
     async def run(self) -> None:
         """Send what is queued, for ever. Outbox rows are forgotten in batches."""
-        async with anyio.create_task_group() as group:
-            sent, done = anyio.create_memory_object_stream[int](QUEUE_ACTS_MAX)
+        sent, done = anyio.create_memory_object_stream[int](QUEUE_ACTS_MAX)
+        async with self._send, self._receive, sent, done, anyio.create_task_group() as group:
             group.start_soon(self._acknowledge_in_batches, done)
             async for act in self._receive:
                 if anyio.current_time() < self._closed_until or not await self._deliver(act):

@@ -5,7 +5,7 @@ a lock that is waited for after half a lease.
 """
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeAlias
 
 import anyio
@@ -25,6 +25,7 @@ ACQUIRE_WAIT_S = 5.0
 CONNECT_TIMEOUT_S = 5.0
 STATEMENT_TIMEOUT_S = 30
 AGAIN_S = 0.5
+END_WAIT_S = 10.0
 RETRY_AFTER_MS = 1000
 REPEATABLE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.LockNotAvailableError)
 AWAY = (
@@ -32,8 +33,8 @@ AWAY = (
     TimeoutError,
     asyncpg.InterfaceError,
     asyncpg.PostgresConnectionError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
     asyncpg.IdleInTransactionSessionTimeoutError,
 )
 
@@ -79,12 +80,27 @@ async def transaction(pool: Pool) -> AsyncIterator[Connection]:
     connection can be had or the database goes away. After Unavailable the commit may have happened.
     """
     try:
-        async with pool.acquire(timeout=ACQUIRE_WAIT_S) as connection, connection.transaction():
+        async with pool.acquire(timeout=ACQUIRE_WAIT_S) as connection, _one_transaction(connection):
             yield connection
     except REPEATABLE as error:
         raise Conflicted(RETRY_AFTER_MS) from error
     except AWAY as error:
         raise Unavailable(RETRY_AFTER_MS) from error
+
+
+@asynccontextmanager
+async def _one_transaction(connection: Connection) -> AsyncIterator[None]:
+    """Ends in a whole COMMIT or a whole ROLLBACK, also for a task that is being cancelled."""
+    block = connection.transaction()
+    await block.start()
+    try:
+        yield
+    except BaseException:
+        with anyio.move_on_after(END_WAIT_S, shield=True), suppress(*AWAY):
+            await block.rollback()
+        raise
+    with anyio.fail_after(END_WAIT_S, shield=True):
+        await block.commit()
 
 
 async def _connect(settings: PostgresSettings) -> Pool:
