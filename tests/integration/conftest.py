@@ -175,28 +175,28 @@ async def wire(gateway: Gateway) -> Wire:
 
 
 @dataclass
-class Gateway:
+class GatewayProcess:
     """A gateway process and where it listens."""
 
     service: Service
     base_url: str
 
 
-StartGateway = Callable[..., Awaitable[Gateway]]
+StartGateway = Callable[..., Awaitable[GatewayProcess]]
 
 
 @pytest.fixture
 async def start_gateway(start: Start) -> StartGateway:
     """Start a gateway and wait until it is ready; on `port`, the place of one that has died."""
 
-    async def start_it(port: int | None = None, **settings: str) -> Gateway:
+    async def start_it(port: int | None = None, **settings: str) -> GatewayProcess:
         base_url = f"http://127.0.0.1:{port or free_port()}"
         service = start("gateway", ESPALIER_PORT=base_url.rsplit(":")[-1], **settings)
         async with httpx2.AsyncClient(base_url=base_url, trust_env=False) as client:
             with anyio.fail_after(READY_WAIT_S):
                 while not await _is_ready(client):
                     await anyio.sleep(POLL_S)
-        return Gateway(service, base_url)
+        return GatewayProcess(service, base_url)
 
     return start_it
 

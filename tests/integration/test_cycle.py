@@ -219,3 +219,13 @@ async def test_a_stopped_worker_gives_its_runs_back_at_once(runs: Runs, start: A
     start(WORKER, **WIRE_PLANS)
 
     assert (await runs.ended(run_id)).state == "complete"
+
+
+async def test_many_short_runs_at_once_all_complete_and_none_is_thought_lost(runs: Runs, start: Any) -> None:
+    worker = start(WORKER, **WIRE_PLANS)
+    started = [await runs.start([{"text": "ok", "delay_s": 0.05}]) for _ in range(120)]
+
+    ended = [await runs.ended(run_id) for run_id in started]
+
+    assert {run.state for run in ended} == {"complete"}
+    assert "lease_lost" not in worker.output()

@@ -205,16 +205,3 @@ async def test_agents_are_filtered(wire: Wire, gateway: Gateway) -> None:
         "subject": [first],
         "malformed": [],
     }
-
-
-async def test_a_gateway_works_without_redis(wire: Wire, gateway: Gateway) -> None:
-    """Nothing that a request does may wait for Redis; here every command to it fails."""
-    couriers = gateway.state.dispatcher._desk.couriers
-    await couriers._doorbell._redis.connection_pool.disconnect()
-    couriers._doorbell._redis.connection_pool.connection_kwargs["port"] = 1
-    with anyio.fail_after(WAIT_S):
-        run_id = await wire.run()
-        run = await wire.call("run.cancel", run_id=run_id)
-    assert run["state"] == "cancelled"
-    assert (await wire.get("/readyz")).status_code == 200
-    assert await gateway.pool.fetchval("select count(*) from outbox") == 2, "kept for the sweeper"

@@ -256,7 +256,7 @@ async def test_a_session_id_is_stored_only_as_its_hash(wire: Wire, gateway: Gate
 
 
 async def test_an_unexpected_failure_reaches_the_client_as_a_reference_and_no_more(
-    wire: Wire, gateway: Gateway, caplog: pytest.LogCaptureFixture
+    wire: Wire, gateway: Gateway
 ) -> None:
     await gateway.pool.execute("alter table agents rename to agents_gone")
     response = await wire.post(request("agent.list"))

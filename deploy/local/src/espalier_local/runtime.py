@@ -112,7 +112,7 @@ def _environment(
         "ESPALIER_REDIS_URL": servers.redis_url,
         "ESPALIER_MODELS_SCRIPTED": "on" if options.scripted_plans else "off",
         "PYTHONUNBUFFERED": "1",
-        **({"FORCE_COLOR": "1"} if colour else {"NO_COLOR": "1"}),
+        "ESPALIER_LOG_COLOUR": "on" if colour else "off",
         **({"ESPALIER_SCRIPT": str(options.script.absolute())} if options.script else {}),
     }
     return {

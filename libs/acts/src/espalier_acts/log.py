@@ -67,7 +67,7 @@ async def write_entries(
         lease_ttl_s=lease_ttl_s,
     )
     if moment is None:
-        raise LeaseLost
+        raise LeaseLost("the row refused the token")
     bodies = [encode(entry) for entry in entries]
     await insert_entries(connection, run.owner_id, run.run_id, run.next_entry_no, bodies)
     if not row.ended and any(isinstance(entry, CycleEnded) for entry in entries):

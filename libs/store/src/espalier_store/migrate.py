@@ -46,7 +46,7 @@ async def migrate(postgres_url: str) -> None:
 
 def _async_url(postgres_url: str) -> str:
     _, rest = postgres_url.split("://", 1)
-    return f"postgresql+asyncpg://{rest}"
+    return f"postgresql+asyncpg://{rest.replace('sslmode=', 'ssl=')}"
 
 
 async def _lock(connection: AsyncConnection) -> None:

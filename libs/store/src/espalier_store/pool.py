@@ -73,19 +73,29 @@ async def connect(settings: PostgresSettings, **extra: str) -> Connection:
 
 
 @asynccontextmanager
-async def transaction(pool: Pool) -> AsyncIterator[Connection]:
-    """One request or one step. Commits when the block ends well.
+async def reading(pool: Pool) -> AsyncIterator[Connection]:
+    """A connection for single reads, which need no transaction.
 
-    Raises Conflicted when Postgres asks for the whole transaction to be repeated, Unavailable when no
-    connection can be had or the database goes away. After Unavailable the commit may have happened.
+    Raises Conflicted when Postgres asks for the work to be repeated, Unavailable when no connection can be
+    had or the database goes away.
     """
     try:
-        async with pool.acquire(timeout=ACQUIRE_WAIT_S) as connection, _one_transaction(connection):
+        async with pool.acquire(timeout=ACQUIRE_WAIT_S) as connection:
             yield connection
     except REPEATABLE as error:
         raise Conflicted(RETRY_AFTER_MS) from error
     except AWAY as error:
         raise Unavailable(RETRY_AFTER_MS) from error
+
+
+@asynccontextmanager
+async def transaction(pool: Pool) -> AsyncIterator[Connection]:
+    """One request or one step. Commits when the block ends well.
+
+    Raises like `reading`. After Conflicted nothing was written; after Unavailable it may have been.
+    """
+    async with reading(pool) as connection, _one_transaction(connection):
+        yield connection
 
 
 @asynccontextmanager
@@ -113,6 +123,7 @@ async def _connect(settings: PostgresSettings) -> Pool:
                 timeout=CONNECT_TIMEOUT_S,
                 server_settings=_promises(settings),
                 init=_speak_json,
+                reset=_keep,
             )
         except (OSError, asyncpg.PostgresError, TimeoutError):
             await anyio.sleep(AGAIN_S)
@@ -126,6 +137,10 @@ def _promises(settings: PostgresSettings) -> dict[str, str]:
         "statement_timeout": str(STATEMENT_TIMEOUT_S * 1000),
         "application_name": "espalier",
     }
+
+
+async def _keep(_: "asyncpg.Connection[asyncpg.Record]") -> None:
+    """Nothing here leaves state in a session, so asyncpg's reset between two users would be a wasted trip."""
 
 
 async def _speak_json(connection: "asyncpg.Connection[asyncpg.Record]") -> None:

@@ -19,6 +19,8 @@ class LogSettings(BaseSettings):
     """`console` for people, `json` for machines."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least important lines that are written."""
+    log_colour: Literal["auto", "on", "off"] = "auto"
+    """Whether `console` lines are coloured; `auto` means on a terminal."""
 
 
 def set_up_logs(settings: LogSettings) -> None:
@@ -44,11 +46,16 @@ def set_up_logs(settings: LogSettings) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
+PLAIN = structlog.dev.plain_traceback
+"""The default renderer prints local variables, and with them secrets."""
+
+
 def _formatter(settings: LogSettings, shared: list[Processor]) -> logging.Formatter:
+    colours = settings.log_colour == "on" or (settings.log_colour == "auto" and sys.stderr.isatty())
     as_text: list[Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if settings.log_format == "json"
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        else [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=PLAIN)]
     )
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,

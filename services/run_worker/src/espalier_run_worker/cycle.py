@@ -48,8 +48,8 @@ async def live(workshop: Workshop, run_id: UUID) -> None:
         try:
             while not held.over:
                 await _take_step(workshop, held)
-        except LeaseLost:
-            log.warning("run.lease_lost", run_id=held.facts.run_id)
+        except LeaseLost as lost:
+            log.warning("run.lease_lost", run_id=held.facts.run_id, why=str(lost))
         except (Unavailable, anyio.get_cancelled_exc_class()) as why:
             await held.give_back()
             log.info("run.given_back", run_id=held.facts.run_id, why=type(why).__name__)

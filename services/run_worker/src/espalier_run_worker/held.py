@@ -150,8 +150,10 @@ class Held:
                 yield scope
             finally:
                 self._outside = None
-        if self._lost or (scope.cancelled_caught and anyio.current_time() >= self._fence_at):
-            raise LeaseLost
+        if self._lost:
+            raise LeaseLost("the supervisor saw another token")
+        if scope.cancelled_caught and anyio.current_time() >= self._fence_at:
+            raise LeaseLost("the fence was reached")
 
     async def commit(self, record: Record) -> None:
         """One step in one transaction. Raises LeaseLost, or Unavailable when the outcome is not known."""
@@ -177,7 +179,7 @@ class Held:
         async with transaction(self._pool) as connection:
             run = await lock_run(connection, self.owner_id, self.run_id, lease_token=self.lease_token)
             if run is None or run.state != "running":
-                raise LeaseLost
+                raise LeaseLost(f"the row says {run.state if run else 'another token'}")
             if self.progress.cycle is None:
                 self.facts = await run_facts(connection, self.owner_id, self.run_id)
             draft = Draft(connection, run, self.facts, self.progress)

@@ -90,10 +90,11 @@ class Supervisor:
         return len(renewed) < len(due)
 
     async def _look(self, connection: Connection) -> None:
-        if not self._held:
+        watched = dict(self._held)  # a run that is claimed while we ask is not in the answer
+        if not watched:
             return
-        states = await held_states(connection, list(self._held))
-        for run_id, held in list(self._held.items()):
+        states = await held_states(connection, list(watched))
+        for run_id, held in watched.items():
             state = states.get(run_id)
             if state is None or state.lease_token != held.lease_token:
                 held.lose()

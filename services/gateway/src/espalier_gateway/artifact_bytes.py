@@ -1,0 +1,102 @@
+"""`GET /aep/v1/artifacts/{artifact_id}/bytes`: the file itself, piece by piece.
+
+What an agent wrote is hostile until shown otherwise: it is always a download, never a page of our origin. No
+database connection is held between two pieces, so a slow reader costs memory for one piece only.
+"""
+
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final
+from urllib.parse import quote
+from uuid import UUID
+
+import anyio
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Message, Send
+
+from espalier_domain.errors import NotFound
+from espalier_gateway.http import context_of, plainly, state_of
+from espalier_protocol.artifact import Artifact
+from espalier_protocol.ids import from_wire
+from espalier_store.artifacts import CHUNK_BYTES, blob_chunk, get_artifact
+from espalier_store.pool import Pool, reading
+
+UNKNOWN_TYPE: Final = "application/octet-stream"
+WRITE_WAIT_S: Final = 30.0
+"""A reader that takes nothing for this long is cut off."""
+
+_NAME: Final = r"[\w.+-]{1,100}"
+_MIME_TYPE: Final = re.compile(rf"{_NAME}/{_NAME}(?: ?; ?{_NAME}=\"?{_NAME}\"?){{0,4}}", re.ASCII)
+
+log = structlog.get_logger(__name__)
+
+
+async def download(request: Request) -> Response:
+    return await plainly(_open(request), endpoint="bytes")
+
+
+async def _open(request: Request) -> Response:
+    state, text = state_of(request), request.path_params["artifact_id"]
+    caller, _ = await state.gatekeeper.admit(context_of(request.headers), ["run.read"])
+    artifact_id = from_wire("art", text)
+    if artifact_id is None:
+        raise NotFound("artifact", text)
+    async with reading(state.pool) as connection:
+        artifact = await get_artifact(connection, caller.owner_id, artifact_id)
+    if artifact is None:
+        raise NotFound("artifact", text)
+    headers = _headers(artifact)
+    if request.headers.get("if-none-match") == headers["ETag"]:
+        return Response(status_code=304, headers=headers)
+    headers["Content-Length"] = str(artifact.size_bytes)
+    kind = artifact.mime_type if _MIME_TYPE.fullmatch(artifact.mime_type) else UNKNOWN_TYPE
+    if request.method == "HEAD":
+        return Response(headers=headers, media_type=kind)
+    return _Download(_pieces(state.pool, caller.owner_id, artifact), headers, kind)
+
+
+async def _pieces(pool: Pool, owner_id: UUID, artifact: Artifact) -> AsyncGenerator[bytes, None]:
+    for number in range(-(-artifact.size_bytes // CHUNK_BYTES)):
+        async with reading(pool) as connection:
+            piece = await blob_chunk(connection, owner_id, artifact.sha256, number)
+        if piece is None:
+            return  # the artifact has just been erased; the missing length tells the reader
+        yield piece
+
+
+def _headers(artifact: Artifact) -> dict[str, str]:
+    return {
+        "ETag": f'"{artifact.sha256}"',
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(artifact.name, safe='')}",
+        "Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
+        "Cross-Origin-Resource-Policy": "same-site",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "private, no-store",
+    }
+
+
+def bytes_route() -> Route:
+    return Route("/aep/v1/artifacts/{artifact_id}/bytes", download, methods=["GET"])
+
+
+class _Download(StreamingResponse):
+    """Closes the producer of its pieces in the task that ran it, and lets go of a reader that has stopped."""
+
+    def __init__(self, pieces: AsyncGenerator[bytes, None], headers: dict[str, str], media_type: str) -> None:
+        super().__init__(pieces, headers=headers, media_type=media_type)
+        self._pieces = pieces
+
+    async def stream_response(self, send: Send) -> None:
+        async def bounded(message: Message) -> None:
+            with anyio.fail_after(WRITE_WAIT_S):
+                await send(message)
+
+        async with aclosing(self._pieces):
+            try:
+                await super().stream_response(bounded)
+            except TimeoutError:
+                log.warning("bytes.stalled")  # returning without the end of the body closes the connection

@@ -1,0 +1,235 @@
+"""One ladder of checks for every call, and the one place where exceptions become something on the wire.
+
+Bytes and a few header values go in, bytes and a verdict come out: what carried them (HTTP now, WebSocket
+later) is not known here. The table `espalier_protocol.methods` drives it; there is no second list. Above:
+`http`. Below: `auth` for the rungs that other endpoints share, `methods` for what is done at the top.
+"""
+
+import secrets
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from typing import Final, TypeVar
+
+import anyio.to_thread
+import structlog
+from pydantic import ValidationError
+
+from espalier_domain.errors import Conflicted
+from espalier_gateway.auth import CallContext, Gatekeeper, require_capability, require_scope, served_version
+from espalier_gateway.errors import Fault, WireError, fault, fault_of, params_refused
+from espalier_gateway.methods import HANDLERS, Handler
+from espalier_gateway.methods.call import Call, Desk
+from espalier_protocol.errors import ErrorCode
+from espalier_protocol.jsonrpc import (
+    Batch,
+    Entry,
+    Malformed,
+    Message,
+    Request,
+    RequestId,
+    Single,
+    batch_body,
+    error_body,
+    read_message,
+    result_body,
+)
+from espalier_protocol.methods import METHODS, Method
+from espalier_protocol.shapes import Params, Resource
+from espalier_protocol.strict_json import JsonError, JsonValue, loads
+from espalier_store.keys import Caller
+from espalier_store.sessions import AepSession
+
+INITIALIZE: Final = "initialize"
+ATTEMPTS_MAX: Final = 3
+PARSED_HERE_BYTES_MAX: Final = 32 * 1024
+"""A larger body is parsed in a thread, so that the event loop does not stand still meanwhile."""
+
+REFERENCE_BYTES: Final = 8
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+
+class Verdict(Enum):
+    """What became of a message as a whole, for the transport to express in its own way."""
+
+    answered = auto()
+    silent = auto()  # notifications only: there is no body
+    unreadable = auto()  # not JSON, or not JSON-RPC
+    unauthenticated = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    verdict: Verdict
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """The answer to one request; `code` is None for a result."""
+
+    body: bytes
+    code: ErrorCode | None = None
+
+
+class Dispatcher:
+    """Answers messages. One per process; calls may run at the same time."""
+
+    def __init__(self, gatekeeper: Gatekeeper, desk: Desk, *, batch_max: int, json_depth_max: int) -> None:
+        self._gatekeeper = gatekeeper
+        self._desk = desk
+        self._batch_max = batch_max
+        self._loads = partial(loads, depth_max=json_depth_max)
+
+    async def answer(self, body: bytes, context: CallContext) -> Answer:
+        """Never raises for what a client sent or a handler did."""
+        try:
+            message = await self._read(body)
+        except JsonError as error:
+            return _whole(_failure(None, fault(ErrorCode.parse_error, error.reason)))
+        match message:
+            case Single(entry):
+                return _whole(await self._reply(entry, context))
+            case Batch(entries):
+                return await self._answer_batch(entries, context)
+
+    async def _climb(self, request: Request, context: CallContext, *, in_batch: bool) -> Resource:
+        """The ladder. Parse and shape lie behind; each rung refuses, or hands on what it found."""
+        _comes_alone(request, in_batch)
+        version = served_version(context)
+        caller = await self._gatekeeper.caller(context)
+        session = await self._session(request, context, caller, version)
+        method = _known_method(request.method)
+        handler = _supported(method, session)
+        _allowed(method, caller)
+        params = _fitting_params(method, request.params)
+        return await _handled(handler, Call(self._desk, caller, session), params)
+
+    async def _session(
+        self, request: Request, context: CallContext, caller: Caller, version: str
+    ) -> AepSession:
+        """`initialize` ignores the header: a client whose session has expired must be able to begin again."""
+        if request.method == INITIALIZE:
+            return AepSession(version, frozenset())
+        return await self._gatekeeper.session(context, caller, version)
+
+    async def _read(self, body: bytes) -> Message:
+        if len(body) <= PARSED_HERE_BYTES_MAX:
+            value: JsonValue = self._loads(body)
+        else:
+            value = await anyio.to_thread.run_sync(self._loads, body)
+        return read_message(value, batch_max=self._batch_max)
+
+    async def _answer_batch(self, entries: tuple[Entry, ...], context: CallContext) -> Answer:
+        """In sequence and in order: a batch is a list of calls, not a way to run twenty at once."""
+        if context.idempotency_key is not None:
+            reason = "cannot be used with a batch: it names one call"
+            refusal = fault(
+                ErrorCode.invalid_params, f"Idempotency-Key {reason}.", field="Idempotency-Key", reason=reason
+            )
+            return _whole(_failure(None, refusal))
+        replies = [await self._reply(entry, context, in_batch=True) for entry in entries]
+        bodies = [reply.body for reply in replies if reply is not None]
+        if not bodies:
+            return Answer(Verdict.silent)
+        turned_away = any(reply.code is ErrorCode.authn_failed for reply in replies if reply is not None)
+        return Answer(Verdict.unauthenticated if turned_away else Verdict.answered, batch_body(bodies))
+
+    async def _reply(self, entry: Entry, context: CallContext, *, in_batch: bool = False) -> _Reply | None:
+        """None for a notification, which gets no answer whatever became of it."""
+        if isinstance(entry, Malformed):
+            return _failure(entry.id, fault(ErrorCode.invalid_request, entry.reason))
+        outcome = await answered(self._climb(entry, context, in_batch=in_batch), method=entry.method)
+        if entry.id is None:
+            return None
+        if isinstance(outcome, Fault):
+            return _failure(entry.id, outcome)
+        return _Reply(result_body(entry.id, outcome.model_dump_json().encode()))
+
+
+async def answered(work: Awaitable[T], **about: str) -> T | Fault:
+    """The boundary: what `work` gives, or what the client is told instead.
+
+    A failure that nobody expected is logged here, once, and reaches the client as a reference and no more.
+    """
+    reference = secrets.token_hex(REFERENCE_BYTES)
+    try:
+        return await work
+    except Exception as error:
+        told = fault_of(error, reference)
+        if told.code is ErrorCode.internal_error:
+            if told.symbol == ErrorCode.internal_error.name:
+                log.exception("call.failed", reference=reference, **about)
+            else:
+                log.warning("call.put_off", reference=reference, error=repr(error.__cause__), **about)
+        return told
+
+
+def _comes_alone(request: Request, in_batch: bool) -> None:
+    """Nothing in a batch could use the session that an `initialize` in it would begin."""
+    if in_batch and request.method == INITIALIZE:
+        raise WireError(ErrorCode.invalid_request, "Expected initialize to come alone, not in a batch.")
+
+
+def _known_method(name: str) -> Method:
+    method = METHODS.get(name)
+    if method is None:
+        message = "There is no method of this name."
+        raise WireError(ErrorCode.method_not_found, message, resource="method", id=name)
+    return method
+
+
+def _supported(method: Method, session: AepSession) -> Handler:
+    if method.capability is not None:
+        require_capability(session, method.capability)
+    handler = HANDLERS.get(method.name)
+    if handler is None:
+        message = f"{method.name} is not supported by this runtime yet."
+        raise WireError(ErrorCode.capability_not_supported, message, method=method.name)
+    return handler
+
+
+def _allowed(method: Method, caller: Caller) -> None:
+    if method.scope is not None:
+        require_scope(caller, method.scope)
+
+
+def _fitting_params(method: Method, params: dict[str, JsonValue] | list[JsonValue] | None) -> Params:
+    if isinstance(params, list):
+        reason = "should be an object with named members"
+        raise WireError(ErrorCode.invalid_params, f"params {reason}.", field="params", reason=reason)
+    try:
+        return method.params.model_validate(params or {})
+    except ValidationError as error:
+        # `from None`: the cause holds what the client sent, and its text would print it.
+        raise params_refused(error) from None
+
+
+async def _handled(handler: Handler, call: Call, params: Params) -> Resource:
+    """A handler writes in one transaction, first thing: one that Postgres could not order wrote nothing."""
+    for _ in range(ATTEMPTS_MAX - 1):
+        try:
+            return await handler(call, params)
+        except Conflicted:
+            log.info("call.repeated")
+    return await handler(call, params)
+
+
+def _failure(request_id: RequestId | None, told: Fault) -> _Reply:
+    return _Reply(error_body(request_id, told.code, told.message, told.data), told.code)
+
+
+def _whole(reply: _Reply | None) -> Answer:
+    """The answer to a message that was no batch."""
+    match reply:
+        case None:
+            return Answer(Verdict.silent)
+        case _Reply(body, ErrorCode.parse_error | ErrorCode.invalid_request):
+            return Answer(Verdict.unreadable, body)
+        case _Reply(body, ErrorCode.authn_failed):
+            return Answer(Verdict.unauthenticated, body)
+        case _Reply(body):
+            return Answer(Verdict.answered, body)

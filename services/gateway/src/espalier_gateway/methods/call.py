@@ -1,0 +1,72 @@
+"""What a handler works with, and how it reads the ids it is given.
+
+A handler turns params into an act and the outcome into a resource. One transaction each; what follows a
+commit is handed to the couriers. Handlers raise errors of the domain and know no codes.
+"""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from espalier_domain.errors import InvalidInput, NotFound
+from espalier_gateway.cancels import ForcedCancels
+from espalier_gateway.couriers import Couriers
+from espalier_protocol.ids import IdPrefix, from_wire
+from espalier_protocol.shapes import PageParams
+from espalier_store.keys import Caller
+from espalier_store.paging import Place
+from espalier_store.pool import Pool
+from espalier_store.sessions import AepSession
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What all calls of a process share. `build` is the version of this runtime."""
+
+    pool: Pool
+    couriers: Couriers
+    cancels: ForcedCancels
+    session_ttl_s: int
+    build: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`session` of `initialize` is the one that every caller has: the header's version, no capability."""
+
+    desk: Desk
+    caller: Caller
+    session: AepSession
+
+    @property
+    def pool(self) -> Pool:
+        return self.desk.pool
+
+    @property
+    def owner_id(self) -> UUID:
+        return self.caller.owner_id
+
+
+_RESOURCES: dict[IdPrefix, str] = {"agt": "agent", "run": "run", "art": "artifact"}
+
+
+def named(prefix: IdPrefix, text: str) -> UUID:
+    """The id; one that we cannot have given out is as unknown as one that we did not."""
+    found = from_wire(prefix, text)
+    if found is None:
+        raise NotFound(_RESOURCES[prefix], text)
+    return found
+
+
+def place(prefix: IdPrefix, params: PageParams) -> Place:
+    """Where the page begins, with one item more than was asked for: it tells whether another page follows.
+
+    Whether the cursor is an item that the caller could have seen is for the handler to ask.
+    """
+    after = None if params.cursor is None else from_wire(prefix, params.cursor)
+    if params.cursor is not None and after is None:
+        raise unknown_cursor()
+    return Place(after, params.page_size() + 1)
+
+
+def unknown_cursor() -> InvalidInput:
+    return InvalidInput("cursor", "should be one that an earlier page answered")

@@ -1,0 +1,98 @@
+"""`run.create`, `run.get`, `run.list`, `run.cancel`, `run.continue`."""
+
+from typing import Final
+from uuid import UUID
+
+import anyio
+
+from espalier_acts.runs import RunOrder, cancel_run, continue_run, create_run
+from espalier_domain.errors import NotFound
+from espalier_gateway.methods.call import Call, named, place, unknown_cursor
+from espalier_protocol.ids import to_wire
+from espalier_protocol.run import Run, RunCreate, RunDone, RunList, RunPage, RunRef
+from espalier_store.agents import get_agent
+from espalier_store.pool import Connection, reading, transaction
+from espalier_store.runs import get_run, list_runs
+
+CANCEL_WAIT_S: Final = 2.0
+CANCEL_POLL_S: Final = 0.05
+LIVE: Final = ("running", "sleeping")
+
+
+async def create(call: Call, params: RunCreate) -> Run:
+    order = RunOrder(named("agt", params.agent_id), params.goal, params.inputs, params.subject_ids)
+    async with transaction(call.pool) as connection:
+        written = await create_run(connection, call.owner_id, order)
+        run = await _run(connection, call, written.run_id)
+    # No other writer of this process knows the run yet, so its order needs no lock.
+    call.desk.couriers.publish(written)
+    call.desk.couriers.ring(written.run_id)
+    return run
+
+
+async def get(call: Call, params: RunRef) -> Run:
+    run_id = named("run", params.run_id)
+    async with reading(call.pool) as connection:
+        return await _run(connection, call, run_id)
+
+
+async def list_(call: Call, params: RunList) -> RunPage:
+    agent_id = named("agt", params.agent_id)
+    where = place("run", params)
+    async with reading(call.pool) as connection:
+        if await get_agent(connection, call.owner_id, agent_id) is None:
+            raise NotFound("agent", params.agent_id)
+        if where.after is not None:
+            last = await get_run(connection, call.owner_id, where.after)
+            if last is None or last.agent_id != params.agent_id:
+                raise unknown_cursor()
+        found = await list_runs(connection, call.owner_id, agent_id, where)
+    runs = found[: params.page_size()]
+    cursor = runs[-1].id if len(found) > len(runs) else None
+    return RunPage(items=runs, cursor=cursor, runs=runs, next_cursor=cursor)
+
+
+async def cancel(call: Call, params: RunRef) -> RunDone:
+    """Ended at once when nobody works on the run; otherwise the worker has CANCEL_WAIT_S to end it."""
+    run_id = named("run", params.run_id)
+    couriers = call.desk.couriers
+    async with couriers.in_order(run_id):
+        async with transaction(call.pool) as connection:
+            written = await cancel_run(connection, call.owner_id, run_id)
+            run = await _run(connection, call, run_id)
+        if written is not None:
+            couriers.publish(written)
+    if run.state in LIVE:
+        call.desk.cancels.later(call.owner_id, run_id)
+        run = await _wait_for_end(call, run_id, run)
+    return _done(run)
+
+
+async def continue_(call: Call, params: RunRef) -> RunDone:
+    run_id = named("run", params.run_id)
+    async with transaction(call.pool) as connection:
+        await continue_run(connection, call.owner_id, run_id)
+        run = await _run(connection, call, run_id)
+    call.desk.couriers.ring(run_id)
+    return _done(run)
+
+
+async def _wait_for_end(call: Call, run_id: UUID, run: Run) -> Run:
+    """The run as it stands when it has ended or the wait is over."""
+    until = anyio.current_time() + CANCEL_WAIT_S
+    while run.state in LIVE and anyio.current_time() < until:
+        await anyio.sleep(CANCEL_POLL_S)
+        async with reading(call.pool) as connection:
+            run = await _run(connection, call, run_id)
+    return run
+
+
+async def _run(connection: Connection, call: Call, run_id: UUID) -> Run:
+    run = await get_run(connection, call.owner_id, run_id)
+    if run is None:
+        raise NotFound("run", to_wire("run", run_id))
+    return run
+
+
+def _done(run: Run) -> RunDone:
+    return RunDone(**{name: getattr(run, name) for name in Run.model_fields})

@@ -1,0 +1,31 @@
+"""Every setting of a gateway process."""
+
+from pydantic import Field
+
+from espalier_eventlog import RedisSettings
+from espalier_protocol import jsonrpc, strict_json
+from espalier_store.pool import PostgresSettings
+from espalier_telemetry import LogSettings
+
+DAY_S = 24 * 3600
+
+
+class GatewaySettings(PostgresSettings, RedisSettings, LogSettings):
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=8787, ge=0, le=65535)
+    """Port to listen on; 0 takes any free one."""
+    body_bytes_max: int = Field(default=1024 * 1024, ge=1024)
+    """Size of a request body."""
+    batch_max: int = Field(default=jsonrpc.BATCH_MAX, ge=1)
+    """Requests in one batch."""
+    json_depth_max: int = Field(default=strict_json.DEPTH_MAX, ge=8, le=200)
+    """Nesting of arrays and objects in a request body."""
+    session_ttl_s: int = Field(default=30 * DAY_S, ge=DAY_S)
+    """Idle seconds after which an AEP session expires."""
+    cache_s: float = Field(default=5.0, ge=0, le=60)
+    """Seconds for which a key or session, once found, is believed: the most that revoking one takes."""
+    gateway_drain_s: int = Field(default=3, ge=0)
+    """How long a stopping gateway waits for answers under way."""
+    http_connections_max: int = Field(default=5000, ge=1)
+    """Open connections and requests under way; beyond them the answer is 503."""
