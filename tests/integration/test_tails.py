@@ -22,7 +22,7 @@ from espalier_acts.log import write_entries
 from espalier_acts.runs import RunOrder, cancel_run, create_run
 from espalier_domain.errors import Unavailable
 from espalier_domain.journal import LimitReached
-from espalier_domain.run import Progress
+from espalier_domain.progress import Progress
 from espalier_eventlog import DATA_FIELD, TYPE_FIELD, stream_key
 from espalier_eventlog.tail import ANSWER_S, BLOCK_S, StreamReader
 from espalier_gateway.sse import Pace, event_stream

@@ -22,19 +22,16 @@ from espalier_domain.journal import (
     encode,
     events_of,
 )
+from espalier_domain.progress import Progress, apply, decode_snapshot, encode_snapshot
 from espalier_domain.run import (
     CallModel,
     CallTools,
-    Progress,
     Reserve,
     Rest,
     RunFacts,
     StartCycle,
     Write,
-    apply,
     closing,
-    decode_snapshot,
-    encode_snapshot,
     next_step,
     refusal,
     standing,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from espalier_domain.decisions import ContinueNow
 from espalier_domain.journal import CycleEnded, CycleStarted, ModelAnswered, ToolCall, ToolReturned
-from espalier_domain.run import Progress, RunFacts, apply
+from espalier_domain.progress import Progress, apply
+from espalier_domain.run import RunFacts
 from espalier_protocol.agent import Budgets, Ceilings, Constitution
 from espalier_protocol.strict_json import INTEGER_MAX, JsonValue
 from espalier_run_worker.models.model import ModelAnswer, ModelFault, ModelRequest, WantedCall

@@ -6,14 +6,8 @@ from uuid import UUID
 from espalier_domain.errors import LeaseLost
 from espalier_domain.history import fold
 from espalier_domain.journal import CycleEnded, Entry, decode, encode, events_of
-from espalier_domain.run import (
-    SNAPSHOT_VERSION,
-    Progress,
-    apply,
-    decode_snapshot,
-    encode_snapshot,
-    standing,
-)
+from espalier_domain.progress import SNAPSHOT_VERSION, Progress, apply, decode_snapshot, encode_snapshot
+from espalier_domain.run import standing
 from espalier_protocol.events import NumberedEvent
 from espalier_protocol.ids import to_wire
 from espalier_store.events import insert_events

@@ -7,7 +7,8 @@ from uuid import UUID
 from espalier_acts.log import Written, load_progress, write_entries
 from espalier_domain.errors import LifecycleConflict, NotFound
 from espalier_domain.journal import RunCreated
-from espalier_domain.run import Progress, closing
+from espalier_domain.progress import Progress
+from espalier_domain.run import closing
 from espalier_protocol.ids import to_wire
 from espalier_store.agents import lock_agent
 from espalier_store.ids import new_id

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from espalier_domain.decisions import Complete, ContinueNow, Sleep
 from espalier_domain.journal import CycleEnded, ToolCall
-from espalier_domain.run import Progress, RunFacts, Turn
+from espalier_domain.progress import Progress, Turn
+from espalier_domain.run import RunFacts
 
 HISTORY_CHARS_MAX: Final = 200_000
 """Size from which the oldest whole cycles are folded; about 60,000 tokens."""

@@ -1,39 +1,33 @@
-"""The life of a run: what it does next, and what it remembers.
+"""The life of a run: what it does next.
 
-`next_step` looks at a run and says the one thing to do; `apply` takes in what was done. Both are pure, and
-together they are the agent's whole behaviour: the worker only carries steps out and writes down the entries.
+`next_step` looks at a run and its progress and says the one thing to do; `progress.apply` takes in what was
+done. Both are pure, and together they are the agent's whole behaviour: the worker only carries steps out and
+writes down the entries.
 """
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final, Literal, assert_never
-
-from pydantic import TypeAdapter
+from typing import Any, Final, Literal
 
 from espalier_domain.decisions import (
     CONTROL_TOOLS,
     Complete,
     CycleDecision,
     Sleep,
-    Unreadable,
     forced_sleep,
-    read_decision,
 )
 from espalier_domain.journal import (
-    ArtifactCreated,
     CycleEnded,
     CycleStarted,
     Entry,
     LimitReached,
     ModelAnswered,
-    ModelCallStarted,
-    ModelFailed,
     Parked,
-    RunCreated,
     RunEnded,
     ToolCall,
     ToolReturned,
 )
+from espalier_domain.progress import OpenCycle, Progress, Turn
 from espalier_protocol.agent import Budgets, Ceilings, Constitution
 from espalier_protocol.run import EndState, RunState, WaitReason
 
@@ -56,63 +50,6 @@ class RunFacts:
     agent_metadata: dict[str, Any]
     ceilings: Ceilings
     budgets: Budgets
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One answer of the model and what its calls returned, in the order of the calls."""
-
-    answer: ModelAnswered
-    results: tuple[ToolReturned, ...] = ()
-
-    def pending(self) -> tuple[ToolCall, ...]:
-        returned = {result.call_id for result in self.results}
-        return tuple(call for call in self.answer.calls if call.call_id not in returned)
-
-    def decision(self) -> CycleDecision | None:
-        """What the first control call that was accepted decides."""
-        accepted = {result.call_id for result in self.results if result.ok and result.tool in CONTROL_TOOLS}
-        for call in self.answer.calls:
-            if call.call_id in accepted:
-                decision = read_decision(call.name, call.args)
-                assert not isinstance(decision, Unreadable), "only a readable decision is accepted"
-                return decision
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class OpenCycle:
-    number: int
-    started_s: float
-    budgets: Budgets
-    turns: tuple[Turn, ...] = ()
-    reservation: ModelCallStarted | None = None
-    failures: tuple[ModelFailed, ...] = ()
-    parked: bool = False
-    tokens_used: int = 0
-    tool_calls_made: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PastCycle:
-    number: int
-    turns: tuple[Turn, ...]
-    end: CycleEnded
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """All that deciding needs of a run's past. A snapshot is this value, written down."""
-
-    cycles: int = 0
-    answers: int = 0
-    past: tuple[PastCycle, ...] = ()
-    cycle: OpenCycle | None = None
-    final_state: EndState | None = None
-    entry_no: int = 0
-
-
-# --- steps -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +129,7 @@ def _in_cycle(run: RunFacts, cycle: OpenCycle, age_s: float, lease_token: int) -
 
 def tokens_left(cycle: OpenCycle) -> int:
     """What the cycle may still reserve. An open reservation of a lost holder counts as spent in full."""
-    lost = cycle.reservation.reserved if cycle.reservation else 0
-    return cycle.budgets.tokens_per_cycle - cycle.tokens_used - lost
+    return cycle.budgets.tokens_per_cycle - cycle.spent
 
 
 def _ending(cycle: OpenCycle, turn: Turn) -> tuple[Entry, ...] | None:
@@ -214,7 +150,7 @@ def _decision_of_text(text: str) -> CycleDecision:
 
 def decided(cycle: OpenCycle, decision: CycleDecision) -> tuple[Entry, ...]:
     """The entries that end a cycle, and with `complete` the run."""
-    end = CycleEnded(cycle.number, decision, cycle.tokens_used, cycle.tool_calls_made)
+    end = CycleEnded(cycle.number, decision, cycle.spent, cycle.tool_calls_made)
     if isinstance(decision, Complete):
         return (end, RunEnded("complete", decision.result))
     return (end,)
@@ -229,8 +165,7 @@ def _after_failure(cycle: OpenCycle) -> Step:
 
 def _exhausted(cycle: OpenCycle, budget: str) -> tuple[Entry, ...]:
     told = LimitReached(cycle.number, "budget_exhausted", f"The cycle used up {budget}.")
-    decision = forced_sleep(f"budget_exhausted:{budget}")
-    return (told, CycleEnded(cycle.number, decision, cycle.tokens_used, cycle.tool_calls_made))
+    return (told, *decided(cycle, forced_sleep(f"budget_exhausted:{budget}")))
 
 
 def _over_ceiling(progress: Progress, ceiling: str) -> Write:
@@ -256,11 +191,7 @@ def closing(
 
 
 def _stopped(cycle: OpenCycle) -> CycleEnded:
-    lost = cycle.reservation.reserved if cycle.reservation else 0
-    return CycleEnded(cycle.number, None, cycle.tokens_used + lost, cycle.tool_calls_made)
-
-
-# --- tool calls ------------------------------------------------------------------------------------------
+    return CycleEnded(cycle.number, None, cycle.spent, cycle.tool_calls_made)
 
 
 def refusal(run: RunFacts, cycle: OpenCycle, call: ToolCall) -> tuple[Entry, ...] | None:
@@ -286,67 +217,6 @@ def _limit(
 
 def _refused(cycle: OpenCycle, call: ToolCall, why: str) -> ToolReturned:
     return ToolReturned(cycle.number, call.call_id, call.name, ok=False, content=why, refused=True)
-
-
-# --- memory ----------------------------------------------------------------------------------------------
-
-
-def apply(progress: Progress, entry: Entry) -> Progress:
-    """The progress after an entry. Total over every legal journal; an illegal one is a bug and asserts."""
-    assert progress.final_state is None, "nothing follows the end of a run"
-    progress = replace(progress, entry_no=progress.entry_no + 1)
-    match entry:
-        case RunCreated() | ArtifactCreated() | LimitReached():
-            return progress
-        case CycleStarted(number, started_s, _, budgets):
-            return replace(progress, cycles=number, cycle=OpenCycle(number, started_s, budgets))
-        case RunEnded(final_state):
-            return replace(progress, final_state=final_state)
-    cycle = progress.cycle
-    assert cycle is not None, f"{entry.kind} outside a cycle"
-    match entry:
-        case CycleEnded():
-            past = PastCycle(cycle.number, cycle.turns, entry)
-            return replace(progress, cycle=None, past=(*progress.past, past))
-        case ModelAnswered():
-            return replace(progress, answers=progress.answers + 1, cycle=_answered(cycle, entry))
-        case ModelCallStarted():
-            spent = cycle.tokens_used + (cycle.reservation.reserved if cycle.reservation else 0)
-            cycle = replace(cycle, reservation=entry, tokens_used=spent)
-        case ModelFailed(tokens=tokens):
-            spent, failures = cycle.tokens_used + tokens, (*cycle.failures, entry)
-            cycle = replace(cycle, failures=failures, parked=False, reservation=None, tokens_used=spent)
-        case ToolReturned():
-            cycle = _returned(cycle, entry)
-        case Parked():
-            cycle = replace(cycle, parked=True)
-        case _:
-            assert_never(entry)
-    return replace(progress, cycle=cycle)
-
-
-def _answered(cycle: OpenCycle, answer: ModelAnswered) -> OpenCycle:
-    return replace(
-        cycle,
-        turns=(*cycle.turns, Turn(answer)),
-        reservation=None,
-        failures=(),
-        parked=False,
-        tokens_used=cycle.tokens_used + answer.tokens,
-    )
-
-
-def _returned(cycle: OpenCycle, entry: ToolReturned) -> OpenCycle:
-    last = cycle.turns[-1]
-    counts = not entry.refused and entry.tool not in CONTROL_TOOLS
-    return replace(
-        cycle,
-        turns=(*cycle.turns[:-1], replace(last, results=(*last.results, entry))),
-        tool_calls_made=cycle.tool_calls_made + counts,
-    )
-
-
-# --- standing --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,15 +261,3 @@ def standing(progress: Progress, entries: tuple[Entry, ...]) -> Standing:
             case _:
                 pass
     return row
-
-
-SNAPSHOT_VERSION: Final = 1
-_SNAPSHOT: TypeAdapter[Progress] = TypeAdapter(Progress)
-
-
-def encode_snapshot(progress: Progress) -> str:
-    return _SNAPSHOT.dump_json(progress).decode()
-
-
-def decode_snapshot(text: str) -> Progress:
-    return _SNAPSHOT.validate_json(text)

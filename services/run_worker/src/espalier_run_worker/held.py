@@ -17,17 +17,16 @@ from espalier_acts.runs import cancelled
 from espalier_domain.errors import Conflicted, LeaseLost
 from espalier_domain.history import prompt_tokens
 from espalier_domain.journal import CycleEnded, CycleStarted, Entry, ModelCallStarted, Parked
+from espalier_domain.progress import Progress, apply
 from espalier_domain.run import (
     CallModel,
     CallTools,
-    Progress,
     Reserve,
     Rest,
     RunFacts,
     StartCycle,
     Step,
     Write,
-    apply,
     closing,
     next_step,
     tokens_left,

@@ -7,7 +7,8 @@ import orjson
 
 from espalier_domain.history import ModelMessage, conversation
 from espalier_domain.journal import Entry, ModelAnswered, ModelFailed, ToolCall
-from espalier_domain.run import CallModel, Progress, RunFacts
+from espalier_domain.progress import Progress
+from espalier_domain.run import CallModel, RunFacts
 from espalier_run_worker.models import SCRIPT_KEY
 from espalier_run_worker.models.model import Model, ModelAnswer, ModelFault, ModelRequest, ToolDefinition
 

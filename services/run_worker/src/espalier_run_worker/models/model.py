@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from espalier_domain.history import ModelMessage
-from espalier_domain.run import Progress, RunFacts
+from espalier_domain.progress import Progress
+from espalier_domain.run import RunFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ import anyio
 import anyio.to_thread
 
 from espalier_domain.history import BYTES_PER_TOKEN
-from espalier_domain.run import RunFacts, Turn
+from espalier_domain.progress import Turn
+from espalier_domain.run import RunFacts
 from espalier_protocol import strict_json
 from espalier_protocol.strict_json import JsonValue
 from espalier_run_worker.models import SCRIPT_KEY

@@ -1,0 +1,154 @@
+"""What a run has lived, as far as deciding needs it: the value that `apply` builds from the journal.
+
+It is pure memory and decides nothing; `run` above it does. A snapshot is this value, written down, so that
+loading costs what the model is shown and not what the run has lived.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final, assert_never
+
+from pydantic import TypeAdapter
+
+from espalier_domain.decisions import CONTROL_TOOLS, CycleDecision, Unreadable, read_decision
+from espalier_domain.journal import (
+    ArtifactCreated,
+    CycleEnded,
+    CycleStarted,
+    Entry,
+    LimitReached,
+    ModelAnswered,
+    ModelCallStarted,
+    ModelFailed,
+    Parked,
+    RunCreated,
+    RunEnded,
+    ToolCall,
+    ToolReturned,
+)
+from espalier_protocol.agent import Budgets
+from espalier_protocol.run import EndState
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One answer of the model and what its calls returned, in the order of the calls."""
+
+    answer: ModelAnswered
+    results: tuple[ToolReturned, ...] = ()
+
+    def pending(self) -> tuple[ToolCall, ...]:
+        returned = {result.call_id for result in self.results}
+        return tuple(call for call in self.answer.calls if call.call_id not in returned)
+
+    def decision(self) -> CycleDecision | None:
+        """What the first control call that was accepted decides."""
+        accepted = {result.call_id for result in self.results if result.ok and result.tool in CONTROL_TOOLS}
+        for call in self.answer.calls:
+            if call.call_id in accepted:
+                decision = read_decision(call.name, call.args)
+                assert not isinstance(decision, Unreadable), "only a readable decision is accepted"
+                return decision
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCycle:
+    number: int
+    started_s: float
+    budgets: Budgets
+    turns: tuple[Turn, ...] = ()
+    reservation: ModelCallStarted | None = None
+    failures: tuple[ModelFailed, ...] = ()
+    parked: bool = False
+    tokens_used: int = 0
+    tool_calls_made: int = 0
+
+    @property
+    def spent(self) -> int:
+        """Tokens, with a reservation that is still open counted in full."""
+        return self.tokens_used + (self.reservation.reserved if self.reservation else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PastCycle:
+    number: int
+    turns: tuple[Turn, ...]
+    end: CycleEnded
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """All that deciding needs of a run's past. A snapshot is this value, written down."""
+
+    cycles: int = 0
+    answers: int = 0
+    past: tuple[PastCycle, ...] = ()
+    cycle: OpenCycle | None = None
+    final_state: EndState | None = None
+    entry_no: int = 0
+
+
+def apply(progress: Progress, entry: Entry) -> Progress:
+    """The progress after an entry. Total over every legal journal; an illegal one is a bug and asserts."""
+    assert progress.final_state is None, "nothing follows the end of a run"
+    progress = replace(progress, entry_no=progress.entry_no + 1)
+    match entry:
+        case RunCreated() | ArtifactCreated() | LimitReached():
+            return progress
+        case CycleStarted(number, started_s, _, budgets):
+            return replace(progress, cycles=number, cycle=OpenCycle(number, started_s, budgets))
+        case RunEnded(final_state):
+            return replace(progress, final_state=final_state)
+    cycle = progress.cycle
+    assert cycle is not None, f"{entry.kind} outside a cycle"
+    match entry:
+        case CycleEnded():
+            past = PastCycle(cycle.number, cycle.turns, entry)
+            return replace(progress, cycle=None, past=(*progress.past, past))
+        case ModelAnswered():
+            return replace(progress, answers=progress.answers + 1, cycle=_answered(cycle, entry))
+        case ModelCallStarted():
+            cycle = replace(cycle, reservation=entry, tokens_used=cycle.spent)
+        case ModelFailed(tokens=tokens):
+            spent, failures = cycle.tokens_used + tokens, (*cycle.failures, entry)
+            cycle = replace(cycle, failures=failures, parked=False, reservation=None, tokens_used=spent)
+        case ToolReturned():
+            cycle = _returned(cycle, entry)
+        case Parked():
+            cycle = replace(cycle, parked=True)
+        case _:
+            assert_never(entry)
+    return replace(progress, cycle=cycle)
+
+
+def _answered(cycle: OpenCycle, answer: ModelAnswered) -> OpenCycle:
+    return replace(
+        cycle,
+        turns=(*cycle.turns, Turn(answer)),
+        reservation=None,
+        failures=(),
+        parked=False,
+        tokens_used=cycle.tokens_used + answer.tokens,
+    )
+
+
+def _returned(cycle: OpenCycle, entry: ToolReturned) -> OpenCycle:
+    last = cycle.turns[-1]
+    counts = not entry.refused and entry.tool not in CONTROL_TOOLS
+    return replace(
+        cycle,
+        turns=(*cycle.turns[:-1], replace(last, results=(*last.results, entry))),
+        tool_calls_made=cycle.tool_calls_made + counts,
+    )
+
+
+SNAPSHOT_VERSION: Final = 1
+_SNAPSHOT: TypeAdapter[Progress] = TypeAdapter(Progress)
+
+
+def encode_snapshot(progress: Progress) -> str:
+    return _SNAPSHOT.dump_json(progress).decode()
+
+
+def decode_snapshot(text: str) -> Progress:
+    return _SNAPSHOT.validate_json(text)
