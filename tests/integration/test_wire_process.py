@@ -90,11 +90,13 @@ async def test_a_gateway_serves_where_redis_is_not(
     assert "Traceback" not in service.output()
 
 
+@pytest.mark.parametrize("log_format", ["json", "console"])
 async def test_a_gateway_logs_neither_keys_nor_sessions_nor_what_was_sent(
-    start: Callable[..., Any], caller: Wire, port: int, pool: Pool
+    log_format: str, start: Callable[..., Any], caller: Wire, port: int, pool: Pool
 ) -> None:
     canary = "hunter2-canary"
-    service = start("gateway", ESPALIER_PORT=str(port), ESPALIER_LOG_LEVEL="debug")
+    settings = {"ESPALIER_LOG_LEVEL": "debug", "ESPALIER_LOG_FORMAT": log_format}
+    service = start("gateway", ESPALIER_PORT=str(port), **settings)
     await ready(caller.http)
     await caller.begin()
     await caller.agent(metadata={"note": canary})

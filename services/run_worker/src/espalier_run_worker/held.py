@@ -13,28 +13,14 @@ from uuid import UUID
 import anyio
 
 from espalier_acts.log import Written, load_progress, write_entries
-from espalier_acts.runs import cancelled
 from espalier_domain.errors import Conflicted, LeaseLost
-from espalier_domain.history import prompt_tokens
-from espalier_domain.journal import CycleEnded, CycleStarted, Entry, ModelCallStarted, Parked
-from espalier_domain.progress import Progress, apply
-from espalier_domain.run import (
-    CallModel,
-    CallTools,
-    Reserve,
-    Rest,
-    RunFacts,
-    StartCycle,
-    Step,
-    Write,
-    closing,
-    next_step,
-    tokens_left,
-)
+from espalier_domain.journal import Entry
+from espalier_domain.progress import Progress
+from espalier_domain.run import RunFacts, Step, closing, next_step
 from espalier_eventlog.publisher import Act, Publisher
-from espalier_run_worker.model_calls import ANSWER_TOKENS_MAX, shown
+from espalier_run_worker.draft import Draft
 from espalier_store.fleet import claim_run, release_lease
-from espalier_store.pool import Connection, Pool, transaction
+from espalier_store.pool import Pool, transaction
 from espalier_store.runs import LockedRun, lock_run, run_facts
 
 COMMIT_TRIES: Final = 3
@@ -45,57 +31,6 @@ CYCLES_PER_HOLD: Final = 50
 """Cycles after which a run that always continues gives its slot to others."""
 
 RELEASE_WAIT_S: Final = 2.0
-
-
-class Draft:
-    """What one step will write: entries, and the progress that they make."""
-
-    def __init__(self, connection: Connection, run: LockedRun, facts: RunFacts, progress: Progress) -> None:
-        self.connection = connection
-        self.run = run
-        self.facts = facts
-        self.progress = progress
-        self.entries: list[Entry] = []
-
-    @property
-    def cancelled(self) -> bool:
-        return self.run.cancel_requested_at is not None
-
-    def record(self, *entries: Entry) -> None:
-        for entry in entries:
-            self.progress = apply(self.progress, entry)
-            self.entries.append(entry)
-
-    def next_step(self) -> Step:
-        run = self.run
-        return next_step(self.facts, self.progress, age_s=run.age_s, lease_token=run.lease_token)
-
-    def conclude(self) -> None:
-        """Add every entry that follows by itself: the end of a cycle, a limit, a cancel, a new cycle."""
-        if self.cancelled and self.progress.final_state is None:
-            self.record(*cancelled(self.progress))
-        while not self.resting():
-            match self.next_step():
-                case StartCycle(number):
-                    self.record(CycleStarted(number, self.run.age_s, self.run.wake_seq, self.facts.budgets))
-                case Reserve(attempt):
-                    self.record(self._reservation(attempt))
-                case Write(entries):
-                    self.record(*entries)
-                case CallModel() | CallTools() | Rest():
-                    return
-
-    def resting(self) -> bool:
-        """Whether the last entry ended the cycle, the run, or its stay here."""
-        ended = self.progress.final_state is not None
-        return ended or (bool(self.entries) and isinstance(self.entries[-1], CycleEnded | Parked))
-
-    def _reservation(self, attempt: int) -> ModelCallStarted:
-        cycle = self.progress.cycle
-        assert cycle is not None
-        wanted = prompt_tokens(shown(self.facts, self.progress)) + ANSWER_TOKENS_MAX
-        reserved = min(wanted, tokens_left(cycle))
-        return ModelCallStarted(cycle.number, attempt, reserved, self.run.lease_token)
 
 
 Record = Callable[[Draft], Awaitable[None]]

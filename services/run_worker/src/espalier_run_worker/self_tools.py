@@ -19,7 +19,7 @@ from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, Te
 from espalier_acts.artifacts import Content, create_artifact
 from espalier_domain.decisions import SLEEP_S_MAX, Unreadable, read_decision
 from espalier_domain.journal import Entry, ToolCall
-from espalier_run_worker.held import Draft
+from espalier_run_worker.draft import Draft
 from espalier_run_worker.models.model import ToolDefinition
 
 ARTIFACT_CHARS_MAX: Final = 5_000_000

@@ -2,7 +2,7 @@
 
 from espalier_domain.journal import ToolReturned
 from espalier_domain.run import CallTools, refusal
-from espalier_run_worker.held import Draft
+from espalier_run_worker.draft import Draft
 from espalier_run_worker.self_tools import SelfTools
 
 
