@@ -21,6 +21,7 @@ from espalier_domain.decisions import SLEEP_S_MAX, Unreadable, read_decision
 from espalier_domain.journal import Entry, ToolCall
 from espalier_run_worker.draft import Draft
 from espalier_run_worker.models.model import ToolDefinition
+from espalier_store.pool import AWAY, REPEATABLE
 
 ARTIFACT_CHARS_MAX: Final = 5_000_000
 NAME_CHARS_MAX: Final = 200
@@ -83,12 +84,13 @@ class ToolRefused(Exception):
     """The call's arguments are not what the tool takes; the text is for the model."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Under:
-    """The step that a call belongs to."""
+    """The step that a call belongs to, and what went wrong with its transaction."""
 
     draft: Draft
-    entries: list[Entry]
+    entries: list[Entry] = field(default_factory=list)
+    failure: Exception | None = None
 
 
 _UNDER: ContextVar[_Under] = ContextVar("self_tool_step")
@@ -105,15 +107,20 @@ class SelfTools:
         return DEFINITIONS
 
     async def call(self, draft: Draft, call: ToolCall) -> Outcome:
-        """Run one call inside the draft's transaction. A tool nobody knows is an outcome, not an error."""
-        entries: list[Entry] = []
-        token = _UNDER.set(_Under(draft, entries))
+        """Run one call inside the draft's transaction. A tool nobody knows is an outcome, not an error.
+
+        Raises what Postgres raised: MCP would make a tool's error of it, but the whole step has failed.
+        """
+        under = _Under(draft)
+        token = _UNDER.set(under)
         try:
             result = await self._client.call_tool(call.name, call.args)
         finally:
             _UNDER.reset(token)
+        if under.failure:
+            raise under.failure
         text = "\n".join(part.text for part in result.content if isinstance(part, TextContent))
-        return Outcome(not result.is_error, text, entries)
+        return Outcome(not result.is_error, text, under.entries)
 
 
 @asynccontextmanager
@@ -134,10 +141,14 @@ async def _call_tool(_: object, params: CallToolRequestParams) -> CallToolResult
     handler = HANDLERS.get(params.name)
     if handler is None:
         return _error(f"tool_not_found: this agent has no tool called {params.name[:NAME_CHARS_MAX]!r}")
+    under = _UNDER.get()
     try:
-        text = await handler(_UNDER.get(), params.name, params.arguments or {})
+        text = await handler(under, params.name, params.arguments or {})
     except ToolRefused as refused:
         return _error(str(refused))
+    except (*AWAY, *REPEATABLE) as failure:
+        under.failure = failure
+        return _error("unavailable")
     return CallToolResult(content=[TextContent(type="text", text=text)])
 
 
