@@ -5,7 +5,7 @@ from uuid import UUID
 
 import anyio
 import pytest
-from tests.integration.wire import AGENT, POLL_S, Gateway, Wire, symbol
+from tests.integration.wire import AGENT, POLL_S, Gateway, Wire, request, symbol
 
 from espalier_gateway import cancels
 from espalier_protocol.errors import ErrorCode
@@ -205,3 +205,26 @@ async def test_agents_are_filtered(wire: Wire, gateway: Gateway) -> None:
         "subject": [first],
         "malformed": [],
     }
+
+
+async def test_a_page_of_large_items_is_shorter_and_says_that_more_follow(wire: Wire) -> None:
+    made = [await wire.agent(metadata={"note": "x" * 400_000}) for _ in range(5)]
+    seen: list[str] = []
+    pages, page = 0, {"cursor": None}
+    while pages == 0 or page["cursor"]:
+        page = await wire.call("agent.list", cursor=page["cursor"])
+        seen += [agent["id"] for agent in page["items"]]
+        pages += 1
+    assert seen == made[::-1]
+    assert pages == 2
+
+
+async def test_a_batch_stops_answering_when_its_response_is_full(wire: Wire) -> None:
+    for _ in range(2):
+        await wire.agent(metadata={"note": "x" * 480_000})
+    listing = [request("agent.list", request_id=number) for number in range(20)]
+    answers = (await wire.post(listing)).json()
+    told = [symbol(answer) for answer in answers]
+    assert [answer["id"] for answer in answers] == list(range(20))
+    assert told == ["result"] * told.count("result") + ["internal_error"] * told.count("internal_error")
+    assert answers[-1]["error"]["data"]["symbol"] == "unavailable"

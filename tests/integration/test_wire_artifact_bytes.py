@@ -33,7 +33,7 @@ async def test_an_artifact_is_a_download_that_no_browser_runs(wire: Wire, gatewa
     )
     response = await wire.get(f"/aep/v1/artifacts/{artifact_id}/bytes")
     assert {name: response.headers[name] for name in ("content-type", "content-disposition")} == {
-        "content-type": "text/html; charset=utf-8",
+        "content-type": "text/html",
         "content-disposition": "attachment; filename*=UTF-8''a%2F%22%0D%0A%E2%80%AE%C3%A4.html",
     }
     assert (

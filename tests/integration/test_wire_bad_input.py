@@ -214,12 +214,53 @@ async def test_a_connection_that_breaks_within_the_body_runs_nothing(wire: Wire,
     assert await gateway.rows() == before
 
 
-async def test_the_head_of_a_request_is_bounded(gateway: Gateway) -> None:
-    answer = await raw_exchange(gateway.address, b"GET /healthz HTTP/1.1\r\nX: " + b"a" * 2_000_000)
-    assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
-    many = b"GET /healthz HTTP/1.1\r\n" + b"X: a\r\n" * 200_000
-    answer = await raw_exchange(gateway.address, many)
-    assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+def health(*headers: str) -> bytes:
+    lines = ["GET /healthz HTTP/1.1", "Host: x", "Connection: close", *headers]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+async def test_the_head_of_a_request_is_bounded_however_it_arrives(gateway: Gateway) -> None:
+    for fits in (health(f"X: {'a' * 30_000}"), health(*["X: a"] * 98)):
+        assert (await raw_exchange(gateway.address, fits)).startswith(b"HTTP/1.1 200")
+    endless = b"GET /healthz HTTP/1.1\r\nX: " + b"a" * 2_000_000
+    for refused in (health(f"X: {'a' * 33_000}"), health(*["X: a"] * 99), endless):
+        answer = await raw_exchange(gateway.address, refused)
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+
+
+UNCLEAR_HEADS = {
+    "no host": b"GET /healthz HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+    "another version": b"GET /healthz HTTP/2.0\r\nHost: a\r\n\r\n",
+    "an upgrade": b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
+    "a body that the upgrade would turn into a request": (
+        b"POST /aep/v1/rpc HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: foo\r\n"
+        b"Content-Length: 36\r\n\r\n"
+        b"GET /healthz HTTP/1.1\r\nHost: inner\r\n\r\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("head", UNCLEAR_HEADS.values(), ids=UNCLEAR_HEADS)
+async def test_an_unclear_head_is_refused_and_nothing_behind_it_is_read(
+    head: bytes, gateway: Gateway
+) -> None:
+    answer = await raw_exchange(gateway.address, head)
+    assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
+
+
+async def test_a_head_that_does_not_come_is_not_waited_for(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("espalier_gateway.server.HEAD_WAIT_S", 0.1)
+    assert await raw_exchange(gateway.address, b"GET /healthz HTTP/1.1\r\nHost: x\r\n") == b""
+
+
+async def test_an_idempotency_key_is_refused_rather_than_not_kept(wire: Wire, gateway: Gateway) -> None:
+    before = await gateway.rows()
+    response = await wire.post(request("agent.create", AGENT), wire.headers(Idempotency_Key="k"))
+    assert symbol(response.json()) == "capability_not_supported"
+    assert await gateway.rows() == before
 
 
 OTHER_MEDIA: dict[str, dict[str, str]] = {

@@ -7,7 +7,8 @@ import anyio.lowlevel
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from espalier_gateway.sse import CHUNK_BYTES_MAX, OPENING, EventResponse, Place, farewell, frame
+from espalier_gateway.sse import CHUNK_BYTES_MAX, OPENING, Place, event_response, farewell, frame
+from espalier_gateway.streaming import PiecewiseResponse
 from espalier_protocol.events import EventLine
 
 pytestmark = pytest.mark.anyio
@@ -81,7 +82,7 @@ async def never() -> Message:
     raise AssertionError
 
 
-async def answer(response: EventResponse, send: Send, receive: Receive = never) -> None:
+async def answer(response: PiecewiseResponse, send: Send, receive: Receive = never) -> None:
     with anyio.fail_after(SOON_S):
         await response(SCOPE, receive, send)
 
@@ -111,7 +112,7 @@ async def test_a_response_says_what_it_is_and_that_nobody_may_hold_it_back() -> 
     async def send(message: Message) -> None:
         messages.append(message)
 
-    await answer(EventResponse(two()), send)
+    await answer(event_response(two()), send)
     assert messages[0]["status"] == 200
     assert dict(messages[0]["headers"]) == {
         b"content-type": b"text/event-stream",
@@ -129,7 +130,7 @@ async def test_a_client_that_takes_nothing_is_let_go_and_its_stream_closed() -> 
         if len(taken) > 3:
             await anyio.sleep_forever()
 
-    await answer(EventResponse(stream(), send_s_max=0.05), send)
+    await answer(PiecewiseResponse(stream(), {}, send_wait_s=0.05), send)
     assert len(taken) == 4 and taken[-1]["more_body"]
     assert stream.closed
 
@@ -146,5 +147,5 @@ async def test_a_disconnect_in_the_middle_of_a_send_closes_the_stream_before_the
         await stuck.wait()
         return {"type": "http.disconnect"}
 
-    await answer(EventResponse(stream()), send, receive)
+    await answer(event_response(stream()), send, receive)
     assert stream.closed

@@ -15,8 +15,10 @@ from espalier_protocol.agent import Budgets
 from espalier_protocol.errors import ErrorCode
 from espalier_protocol.events import CycleOutcome, Payload
 from espalier_protocol.run import EndState
+from espalier_protocol.strict_json import dumps
 
 PREVIEW_CHARS_MAX: Final = 500
+ARG_CHARS_MAX: Final = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,14 @@ def events_of(run_id: str, entry: Entry) -> list[Payload]:
 
 
 def _called(cycle: int, call: ToolCall) -> Payload:
-    return events.ToolCalled(cycle_number=cycle, call_id=call.call_id, tool_name=call.name, args=call.args)
+    args = {name: _shortened(value) for name, value in call.args.items()}
+    return events.ToolCalled(cycle_number=cycle, call_id=call.call_id, tool_name=call.name, args=args)
+
+
+def _shortened(value: Any) -> Any:
+    """An argument as an event tells it. The journal keeps the whole; a reader need not take in a file."""
+    text = value if isinstance(value, str) else dumps(value).decode()
+    return value if len(text) <= ARG_CHARS_MAX else f"{text[:ARG_CHARS_MAX]} [shortened]"
 
 
 def _trouble(symbol: str, message: str, cycle: int | None) -> Payload:

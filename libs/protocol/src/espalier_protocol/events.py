@@ -83,7 +83,7 @@ class CycleEnded(Payload):
 
 
 class ToolCalled(Payload):
-    """`call_id` pairs the call with its `tool.returned` (our extension)."""
+    """`call_id` pairs the call with its `tool.returned` (our extension). Long arguments are shortened."""
 
     type = "tool.called"
     cycle_number: int

@@ -9,7 +9,7 @@ import asyncpg
 
 from espalier_protocol.agent import Agent, AgentCreate, Budgets, Ceilings, Constitution
 from espalier_protocol.ids import to_wire
-from espalier_store.paging import Place
+from espalier_store.paging import PAGE_BYTES_MAX, Page, Place, read_page
 from espalier_store.pool import Connection
 
 AGENT = """
@@ -71,15 +71,25 @@ async def get_agent(connection: Connection, owner_id: UUID, agent_id: UUID) -> A
 
 
 LIST_AGENTS = f"""
-select * from ({AGENT} where a.owner_id = $1) a
-where ($2::uuid is null or (a.created_at, a.id) < (
-        select b.created_at, b.id from agents b where b.owner_id = $1 and b.id = $2))
-    and ($4::uuid is null or a.root_id = $4)
-    and ($5::uuid is null or a.parent_id = $5)
-    and ($6::text is null or a.shown_state = $6)
-    and ($7::text is null or $7 = any (a.subject_ids))
-order by a.created_at desc, a.id desc
-limit $3
+select * from (
+    select page.*, count(*) over () as reached,
+        sum(bytes) over (order by created_at desc, id desc) - bytes as bytes_before
+    from (
+        select a.*, octet_length(a.metadata::text) + octet_length(a.immutable_directives)
+            + octet_length(a.mutable_prompt) as bytes
+        from ({AGENT} where a.owner_id = $1) a
+        where ($2::uuid is null or (a.created_at, a.id) < (
+                select b.created_at, b.id from agents b where b.owner_id = $1 and b.id = $2))
+            and ($4::uuid is null or a.root_id = $4)
+            and ($5::uuid is null or a.parent_id = $5)
+            and ($6::text is null or a.shown_state = $6)
+            and ($7::text is null or $7 = any (a.subject_ids))
+        order by a.created_at desc, a.id desc
+        limit $3 + 1
+    ) page
+) sized
+where bytes_before < $8
+order by created_at desc, id desc
 """
 
 
@@ -93,7 +103,7 @@ class AgentFilter:
 
 async def list_agents(
     connection: Connection, owner_id: UUID, wanted: AgentFilter, place: Place
-) -> list[Agent]:
+) -> Page[Agent]:
     rows = await connection.fetch(
         LIST_AGENTS,
         owner_id,
@@ -103,8 +113,9 @@ async def list_agents(
         wanted.parent_id,
         wanted.lifecycle_state,
         wanted.subject_id,
+        PAGE_BYTES_MAX,
     )
-    return [_agent(row) for row in rows]
+    return read_page(rows, place, _agent)
 
 
 LOCK_AGENT = """

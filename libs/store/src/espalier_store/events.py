@@ -9,6 +9,7 @@ from espalier_protocol.events import NumberedEvent
 from espalier_store.pool import Connection
 
 PAGE_EVENTS_MAX = 500
+PAGE_BYTES_MAX = 1024 * 1024
 
 INSERT_EVENTS = """
 insert into events (run_id, owner_id, seq, type, payload, emitted_at)
@@ -31,16 +32,24 @@ async def insert_events(
 
 
 EVENTS_AFTER = """
-select seq, type, payload, emitted_at from events
-where owner_id = $1 and run_id = $2 and seq > $3 order by seq limit $4
+select seq, type, payload, emitted_at from (
+    select *, sum(octet_length(payload)) over (order by seq) - octet_length(payload) as bytes_before
+    from (
+        select seq, type, payload, emitted_at from events
+        where owner_id = $1 and run_id = $2 and seq > $3 order by seq limit $4
+    ) page
+) sized
+where bytes_before < $5
+order by seq
 """
 
 
 async def events_after(
     connection: Connection, owner_id: UUID, run_id: UUID, seq: int, limit: int = PAGE_EVENTS_MAX
 ) -> list[NumberedEvent]:
-    """At most `limit` events that follow `seq`, in order."""
-    return [_event(row) for row in await connection.fetch(EVENTS_AFTER, owner_id, run_id, seq, limit)]
+    """The events that follow `seq`, in order: one at least if there is one, at most a page."""
+    rows = await connection.fetch(EVENTS_AFTER, owner_id, run_id, seq, limit, PAGE_BYTES_MAX)
+    return [_event(row) for row in rows]
 
 
 LOG_STATE = """

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
-from espalier_protocol.events import NumberedEvent
 from espalier_store.pool import AWAY, REPEATABLE, Connection, Pool
 from espalier_store.runs import LockedRun, locked_run
 
@@ -126,7 +125,7 @@ async def acknowledge(pool: Pool, outbox_ids: Sequence[int]) -> None:
 
 
 UNPUBLISHED = """
-select id, run_id, from_seq from outbox
+select id, owner_id, run_id, from_seq from outbox
 where kind = 'publish' and created_at < now() - make_interval(secs => $1)
 order by id limit $2 for update skip locked
 """
@@ -135,6 +134,7 @@ order by id limit $2 for update skip locked
 @dataclass(frozen=True, slots=True)
 class Unpublished:
     outbox_id: int
+    owner_id: UUID
     run_id: UUID
     from_seq: int
 
@@ -142,17 +142,7 @@ class Unpublished:
 async def unpublished(connection: Connection, older_than_s: float, limit: int) -> list[Unpublished]:
     """Acts whose events may have missed Redis, locked until the transaction ends."""
     rows = await connection.fetch(UNPUBLISHED, older_than_s, limit)
-    return [Unpublished(row["id"], row["run_id"], row["from_seq"]) for row in rows]
-
-
-EVENTS_FROM = """
-select seq, type, payload, emitted_at from events where run_id = $1 and seq >= $2 order by seq limit $3
-"""
-
-
-async def events_from(connection: Connection, run_id: UUID, seq: int, limit: int) -> list[NumberedEvent]:
-    rows = await connection.fetch(EVENTS_FROM, run_id, seq, limit)
-    return [NumberedEvent(row["seq"], row["type"], row["emitted_at"], row["payload"]) for row in rows]
+    return [Unpublished(row["id"], row["owner_id"], row["run_id"], row["from_seq"]) for row in rows]
 
 
 FOLLOWED = "select id, next_seq - 1 as last_seq from runs where id = any ($1::uuid[])"

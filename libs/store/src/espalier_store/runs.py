@@ -15,7 +15,7 @@ from espalier_domain.run import RunFacts, Standing
 from espalier_protocol.agent import Budgets, Ceilings, Constitution
 from espalier_protocol.ids import to_wire
 from espalier_protocol.run import Run
-from espalier_store.paging import Place
+from espalier_store.paging import PAGE_BYTES_MAX, Page, Place, read_page
 from espalier_store.pool import Connection
 
 INSERT_RUN = """
@@ -64,18 +64,28 @@ async def get_run(connection: Connection, owner_id: UUID, run_id: UUID) -> Run |
 
 
 LIST_RUNS = """
-select * from runs r
-where owner_id = $1 and agent_id = $4
-    and ($2::uuid is null or (created_at, id) < (
-        select b.created_at, b.id from runs b where b.owner_id = $1 and b.id = $2))
+select * from (
+    select page.*, count(*) over () as reached,
+        sum(bytes) over (order by created_at desc, id desc) - bytes as bytes_before
+    from (
+        select *, octet_length(goal) + octet_length(inputs::text)
+            + coalesce(octet_length(result::text), 0) as bytes
+        from runs
+        where owner_id = $1 and agent_id = $4
+            and ($2::uuid is null or (created_at, id) < (
+                select b.created_at, b.id from runs b where b.owner_id = $1 and b.id = $2))
+        order by created_at desc, id desc
+        limit $3 + 1
+    ) page
+) sized
+where bytes_before < $5
 order by created_at desc, id desc
-limit $3
 """
 
 
-async def list_runs(connection: Connection, owner_id: UUID, agent_id: UUID, place: Place) -> list[Run]:
-    rows = await connection.fetch(LIST_RUNS, owner_id, place.after, place.size, agent_id)
-    return [_run(row) for row in rows]
+async def list_runs(connection: Connection, owner_id: UUID, agent_id: UUID, place: Place) -> Page[Run]:
+    rows = await connection.fetch(LIST_RUNS, owner_id, place.after, place.size, agent_id, PAGE_BYTES_MAX)
+    return read_page(rows, place, _run)
 
 
 COUNT_LIVE = """

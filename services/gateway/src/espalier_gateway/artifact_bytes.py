@@ -6,33 +6,25 @@ database connection is held between two pieces, so a slow reader costs memory fo
 
 import re
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Final
 from urllib.parse import quote
 from uuid import UUID
 
-import anyio
-import structlog
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Message, Send
 
 from espalier_domain.errors import NotFound
 from espalier_gateway.http import context_of, plainly, state_of
+from espalier_gateway.streaming import PiecewiseResponse
 from espalier_protocol.artifact import Artifact
 from espalier_protocol.ids import from_wire
 from espalier_store.artifacts import CHUNK_BYTES, blob_chunk, get_artifact
 from espalier_store.pool import Pool, reading
 
 UNKNOWN_TYPE: Final = "application/octet-stream"
-WRITE_WAIT_S: Final = 30.0
-"""A reader that takes nothing for this long is cut off."""
-
 _NAME: Final = r"[\w.+-]{1,100}"
-_MIME_TYPE: Final = re.compile(rf"{_NAME}/{_NAME}(?: ?; ?{_NAME}=\"?{_NAME}\"?){{0,4}}", re.ASCII)
-
-log = structlog.get_logger(__name__)
+_MIME_TYPE: Final = re.compile(rf'{_NAME}/{_NAME}(?: ?; ?{_NAME}=(?:{_NAME}|"{_NAME}")){{0,4}}', re.ASCII)
 
 
 async def download(request: Request) -> Response:
@@ -53,10 +45,10 @@ async def _open(request: Request) -> Response:
     if request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
     headers["Content-Length"] = str(artifact.size_bytes)
-    kind = artifact.mime_type if _MIME_TYPE.fullmatch(artifact.mime_type) else UNKNOWN_TYPE
+    headers["Content-Type"] = artifact.mime_type if _MIME_TYPE.fullmatch(artifact.mime_type) else UNKNOWN_TYPE
     if request.method == "HEAD":
-        return Response(headers=headers, media_type=kind)
-    return _Download(_pieces(state.pool, caller.owner_id, artifact), headers, kind)
+        return Response(headers=headers)
+    return PiecewiseResponse(_pieces(state.pool, caller.owner_id, artifact), headers)
 
 
 async def _pieces(pool: Pool, owner_id: UUID, artifact: Artifact) -> AsyncGenerator[bytes, None]:
@@ -81,22 +73,3 @@ def _headers(artifact: Artifact) -> dict[str, str]:
 
 def bytes_route() -> Route:
     return Route("/aep/v1/artifacts/{artifact_id}/bytes", download, methods=["GET"])
-
-
-class _Download(StreamingResponse):
-    """Closes the producer of its pieces in the task that ran it, and lets go of a reader that has stopped."""
-
-    def __init__(self, pieces: AsyncGenerator[bytes, None], headers: dict[str, str], media_type: str) -> None:
-        super().__init__(pieces, headers=headers, media_type=media_type)
-        self._pieces = pieces
-
-    async def stream_response(self, send: Send) -> None:
-        async def bounded(message: Message) -> None:
-            with anyio.fail_after(WRITE_WAIT_S):
-                await send(message)
-
-        async with aclosing(self._pieces):
-            try:
-                await super().stream_response(bounded)
-            except TimeoutError:
-                log.warning("bytes.stalled")  # returning without the end of the body closes the connection

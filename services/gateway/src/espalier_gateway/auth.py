@@ -35,7 +35,7 @@ class CallContext:
     """The header values that matter to a call, whatever carried it.
 
     A repeated header is one value with commas, as HTTP reads it, and so neither a token nor a version. An
-    idempotency key is refused with a batch; with a single create it has no effect yet.
+    idempotency key is refused, with a batch for good and with a create as long as it is not built.
     """
 
     authorization: str | None

@@ -41,8 +41,12 @@ def _check_media_type(headers: Headers) -> None:
     charset = parameters.strip().lower().replace('"', "")
     if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
         raise _closing(415, "Expected Content-Type to be application/json, in UTF-8.")
-    if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+    if any(
+        encoding.strip().lower() not in ("", "identity") for encoding in headers.getlist("content-encoding")
+    ):
         raise _closing(415, "Expected a body without Content-Encoding.")
+    if any(coding.strip().lower() != "chunked" for coding in headers.getlist("transfer-encoding")):
+        raise _closing(400, "Expected Transfer-Encoding to be chunked, or absent.")
 
 
 async def _read(request: Request, bytes_max: int) -> bytes:

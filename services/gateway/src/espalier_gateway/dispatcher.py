@@ -46,6 +46,10 @@ ATTEMPTS_MAX: Final = 3
 PARSED_HERE_BYTES_MAX: Final = 32 * 1024
 """A larger body is parsed in a thread, so that the event loop does not stand still meanwhile."""
 
+BATCH_ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
+PATIENCE_S: Final = 2.0
+"""How long a call may wait for a run to change. In a batch none does, or twenty would wait in turn."""
+
 REFERENCE_BYTES: Final = 8
 
 log = structlog.get_logger(__name__)
@@ -106,7 +110,9 @@ class Dispatcher:
         handler = _supported(method, session)
         _allowed(method, caller)
         params = _fitting_params(method, request.params)
-        return await _handled(handler, Call(self._desk, caller, session), params)
+        _not_promised(method, context)
+        patience_s = 0.0 if in_batch else PATIENCE_S
+        return await _handled(handler, Call(self._desk, caller, session, patience_s), params)
 
     async def _session(
         self, request: Request, context: CallContext, caller: Caller, version: str
@@ -131,7 +137,12 @@ class Dispatcher:
                 ErrorCode.invalid_params, f"Idempotency-Key {reason}.", field="Idempotency-Key", reason=reason
             )
             return _whole(_failure(None, refusal))
-        replies = [await self._reply(entry, context, in_batch=True) for entry in entries]
+        replies: list[_Reply | None] = []
+        room = BATCH_ANSWER_BYTES_MAX
+        for entry in entries:
+            reply = await self._reply(entry, context, in_batch=True) if room > 0 else _no_room(entry)
+            room -= len(reply.body) if reply else 0
+            replies.append(reply)
         bodies = [reply.body for reply in replies if reply is not None]
         if not bodies:
             return Answer(Verdict.silent)
@@ -172,6 +183,22 @@ def _comes_alone(request: Request, in_batch: bool) -> None:
     """Nothing in a batch could use the session that an `initialize` in it would begin."""
     if in_batch and request.method == INITIALIZE:
         raise WireError(ErrorCode.invalid_request, "Expected initialize to come alone, not in a batch.")
+
+
+def _not_promised(method: Method, context: CallContext) -> None:
+    """A client that trusts the key would create twice: better refused than not kept."""
+    if context.idempotency_key is not None and method.name.endswith(".create"):
+        message = "Idempotency-Key is not supported by this runtime yet."
+        raise WireError(ErrorCode.capability_not_supported, message, field="Idempotency-Key")
+
+
+def _no_room(entry: Entry) -> _Reply | None:
+    """The answer to a call of a batch that was not run, because those before it filled the response."""
+    if entry.id is None and isinstance(entry, Request):
+        return None
+    message = "The answers before this one filled the response; call it alone."
+    told = fault(ErrorCode.internal_error, message, symbol="unavailable", retry_after_ms=0)
+    return _failure(entry.id, told)
 
 
 def _known_method(name: str) -> Method:

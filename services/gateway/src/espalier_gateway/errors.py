@@ -5,6 +5,7 @@ Errors of the domain carry facts and know no codes; here each type gets its code
 them is the dispatcher; nothing here logs or decides a JSON-RPC status. A test proves the table complete.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,6 +21,7 @@ from espalier_domain.errors import (
     Unavailable,
 )
 from espalier_protocol.errors import ErrorCode
+from espalier_protocol.shapes import ID_CHARS_MAX
 from espalier_protocol.strict_json import JsonValue
 
 FIELD_CHARS_MAX: Final = 200
@@ -55,11 +57,11 @@ class WireError(Exception):
 
 def _not_found(error: NotFound) -> Fault:
     # An id of another owner and one that was never given out must read the same, so nothing else is said.
-    return fault(ErrorCode.tool_not_found, str(error), resource=error.resource, id=error.id)
+    return fault(ErrorCode.tool_not_found, str(error), resource=error.resource, id=error.id[:ID_CHARS_MAX])
 
 
 def _invalid_input(error: InvalidInput) -> Fault:
-    message = f"{error.field} {error.reason}"
+    message = f"{error.field} {error.reason}."
     return fault(ErrorCode.invalid_params, message, field=error.field, reason=error.reason)
 
 
@@ -103,6 +105,9 @@ _REASONS: Final[Mapping[str, str]] = {
 }
 
 
+_PYDANTIC_ASIDE: Final = re.compile(r" after validation(, not .*)?$")
+
+
 def params_refused(error: ValidationError) -> WireError:
     """One sentence about the first member that does not fit. Repeats names, never values."""
     first = error.errors(include_input=False, include_url=False, include_context=False)[0]
@@ -112,6 +117,7 @@ def params_refused(error: ValidationError) -> WireError:
 
 
 def _in_plain_words(message: str) -> str:
+    message = _PYDANTIC_ASIDE.sub("", message)
     subject, should, rest = message.partition(" should ")
     return f"should {rest}" if should and len(subject.split()) == 1 else message[0].lower() + message[1:]
 

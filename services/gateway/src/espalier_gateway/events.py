@@ -15,8 +15,8 @@ from starlette.routing import Route
 from espalier_domain.errors import InvalidInput, NotFound, Unavailable
 from espalier_gateway.auth import CallContext, Gatekeeper
 from espalier_gateway.errors import LOG_PRUNED, WireError
-from espalier_gateway.http import context_of, plainly, state_of
-from espalier_gateway.sse import EventResponse, event_stream
+from espalier_gateway.http import NO_STORE, context_of, plainly, state_of
+from espalier_gateway.sse import event_response, event_stream
 from espalier_protocol.access import Scope
 from espalier_protocol.errors import ErrorCode
 from espalier_protocol.ids import from_wire, parse_event_id
@@ -37,7 +37,7 @@ async def _open(request: Request) -> Response:
     run_id, log = await _log_of(state.pool, caller.owner_id, request.path_params["run_id"])
     since = _place(request, log)
     if log.ended and since == log.last_seq and "last-event-id" in request.headers:
-        return Response(status_code=204)  # tells an EventSource to stop asking
+        return Response(status_code=204, headers=NO_STORE)  # tells an EventSource to stop asking
     frames = event_stream(
         state.tails,
         state.pool,
@@ -48,7 +48,7 @@ async def _open(request: Request) -> Response:
         closing=state.closing,
         still_allowed=partial(_still_allowed, state.gatekeeper, context),
     )
-    return EventResponse(frames)
+    return event_response(frames)
 
 
 async def _log_of(pool: Pool, owner_id: UUID, text: str) -> tuple[UUID, LogState]:

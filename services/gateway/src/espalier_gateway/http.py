@@ -30,6 +30,7 @@ from espalier_store.pool import Pool, reading, schema_ready
 READY_WAIT_S: Final = 2.0
 JSON: Final = "application/json"
 CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
+NO_STORE: Final = {"Cache-Control": "no-store"}
 _STATUSES: Final[Mapping[Verdict, int]] = {
     Verdict.answered: 200,
     Verdict.silent: 204,
@@ -83,7 +84,7 @@ async def rpc(request: Request) -> Response:
         )
         return Response(refusal, refused.status, refused.headers, JSON)
     answer = await state.dispatcher.answer(body, context_of(request.headers))
-    headers = {"Cache-Control": "no-store"}
+    headers = dict(NO_STORE)
     if answer.verdict is Verdict.unauthenticated:
         headers |= CHALLENGE
     kind = None if answer.verdict is Verdict.silent else JSON
@@ -100,7 +101,7 @@ def refusal(told: Fault) -> Response:
     status = status_of(told)
     body = {"error": told.symbol, "message": told.message, "code": int(told.code)}
     extra = {name: value for name, value in told.data.items() if name != "symbol"}
-    headers = {"Cache-Control": "no-store"}
+    headers = dict(NO_STORE)
     if status == 401:
         headers |= CHALLENGE
     if isinstance(after_ms := told.data.get("retry_after_ms"), int):

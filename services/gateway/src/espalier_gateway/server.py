@@ -1,9 +1,10 @@
 """The HTTP server: uvicorn with our limits, our headers and our way of stopping.
 
-`httptools` is quick and bounds neither the size of a request's head nor waits for one, so the size is counted
-here. Signals are `__main__`'s: uvicorn's own handling would end streams only after waiting for them.
+`httptools` is quick, but bounds neither the size of a request's head nor the wait for one: that
+is done here. Signals are `__main__`'s: uvicorn's own handling would end streams only after waiting for them.
 """
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -16,6 +17,9 @@ from espalier_gateway.settings import GatewaySettings
 from espalier_protocol.versions import SERVED_VERSIONS
 
 HEAD_BYTES_MAX: Final = 32 * 1024
+HEADERS_MAX: Final = 100
+HEAD_WAIT_S: Final = 10.0
+VERSIONS: Final = ("1.0", "1.1")
 KEEP_ALIVE_S: Final = 75
 HEADERS: Final = [
     ("Agent-Protocol-Version", SERVED_VERSIONS[0]),
@@ -24,25 +28,59 @@ HEADERS: Final = [
 
 
 class _BoundedHeads(HttpToolsProtocol):
-    """A connection that is closed when the head of a request does not end."""
+    """Refuses a head that is too large, too late, unclear about its host, or asks for another protocol.
+
+    What is raised in a callback becomes a 400 and closes the connection. An upgrade is refused because the
+    parser would take the request's body for the next request.
+    """
 
     _head_bytes = 0
-    _in_head = True
+    _headers = 0
+    _late: asyncio.TimerHandle | None = None
 
-    def data_received(self, data: bytes) -> None:
-        self._head_bytes += len(data)
-        super().data_received(data)
-        if self._in_head and self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
-            self.send_400_response("The head of the request is too large.")
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = self._headers = 0
+        super().on_message_begin()
+        self._expect_head()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers += 1
+        self._count(len(name) + len(value) + len(b": \r\n"))
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._stop_waiting()
+        version = self.parser.get_http_version()
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if self.parser.should_upgrade() or version not in VERSIONS or (version == "1.1" and hosts != 1):
+            raise ValueError("refused head")
         super().on_headers_complete()
 
-    def on_message_complete(self) -> None:
-        self._in_head = True
-        self._head_bytes = 0
-        super().on_message_complete()
+    def _count(self, more: int) -> None:
+        self._head_bytes += more
+        if self._head_bytes > HEAD_BYTES_MAX or self._headers > HEADERS_MAX:
+            raise ValueError("head too large")
+
+    def _expect_head(self) -> None:
+        self._stop_waiting()
+        self._late = self.loop.call_later(HEAD_WAIT_S, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 class Server(uvicorn.Server):

@@ -6,17 +6,15 @@ and the cursor; below, `tails.py`.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 from uuid import UUID
 
 import anyio
 import structlog
-from starlette.responses import StreamingResponse
-from starlette.types import Message, Send
 
 from espalier_domain.errors import NotFound, Unavailable
+from espalier_gateway.streaming import PiecewiseResponse
 from espalier_gateway.tails import Follower, Tails, read_page
 from espalier_protocol.events import LAST_EVENT, EventLine
 from espalier_protocol.ids import event_id
@@ -28,8 +26,6 @@ HEARTBEAT: Final = b": heartbeat\n\n"
 OWN_TYPES: Final = "espalier."
 CHUNK_BYTES_MAX: Final = 64 * 1024
 """Frames are sent together up to this size; a single larger one is sent alone."""
-SEND_S_MAX: Final = 30.0
-"""A client that takes nothing for this long is let go."""
 
 log = structlog.get_logger(__name__)
 
@@ -174,26 +170,13 @@ def _broken_off(follower: Follower, place: Place, closing: anyio.Event) -> str |
     return "pruned" if place.broken else follower.cut_for
 
 
-class EventResponse(StreamingResponse):
-    """Sends an `event_stream`, closes it in its own task, and lets go of a client that takes nothing."""
-
-    def __init__(self, content: AsyncGenerator[bytes, None], *, send_s_max: float = SEND_S_MAX) -> None:
-        headers = {
+def event_response(frames: AsyncGenerator[bytes, None]) -> PiecewiseResponse:
+    """The response that carries an `event_stream`."""
+    return PiecewiseResponse(
+        frames,
+        {
             "Content-Type": "text/event-stream",
             "Cache-Control": "no-cache, no-transform",
             "X-Accel-Buffering": "no",
-        }
-        super().__init__(content, headers=headers)
-        self._stream = content
-        self._send_s_max = send_s_max
-
-    async def stream_response(self, send: Send) -> None:
-        async def bounded(message: Message) -> None:
-            with anyio.fail_after(self._send_s_max):
-                await send(message)
-
-        async with aclosing(self._stream):
-            try:
-                await super().stream_response(bounded)
-            except TimeoutError:
-                log.warning("sse.stalled")  # returning without the end of the body closes the connection
+        },
+    )

@@ -11,14 +11,14 @@ import structlog
 from espalier_acts.runs import cancel_run
 from espalier_domain.errors import DomainError, LeaseLost
 from espalier_eventlog.publisher import Act, Publisher, StreamsAway
-from espalier_store.fleet import Unpublished, delete_published, events_from, overdue_cancels, unpublished
+from espalier_store.events import events_after
+from espalier_store.fleet import Unpublished, delete_published, overdue_cancels, unpublished
 from espalier_store.pool import Connection, Pool, transaction
 
 SWEEP_EVERY_S: Final = 1.0
 PUBLISH_AFTER_S: Final = 1.0
 FORCE_CANCEL_AFTER_S: Final = 5.0
 ROWS_MAX: Final = 100
-EVENTS_PAGE: Final = 500
 REDIS_WAIT_S: Final = 0.5
 
 log = structlog.get_logger(__name__)
@@ -57,7 +57,7 @@ async def force_cancels(pool: Pool, publisher: Publisher) -> None:
 
 
 async def _send_again(connection: Connection, publisher: Publisher, act: Unpublished) -> None:
-    seq = act.from_seq
-    while events := await events_from(connection, act.run_id, seq, EVENTS_PAGE):  # bounded by the run's log
+    seq = act.from_seq - 1
+    while events := await events_after(connection, act.owner_id, act.run_id, seq):  # bounded by the run's log
         await publisher.send(act.run_id, events)
-        seq = events[-1].seq + 1
+        seq = events[-1].seq

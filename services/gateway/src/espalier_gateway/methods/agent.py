@@ -1,5 +1,6 @@
 """`agent.create`, `agent.get`, `agent.list`."""
 
+from typing import Final
 from uuid import UUID
 
 from espalier_acts.agents import create_agent
@@ -9,7 +10,10 @@ from espalier_gateway.methods.call import Call, named, place, unknown_cursor
 from espalier_protocol.agent import Agent, AgentCreate, AgentGet, AgentList, AgentPage
 from espalier_protocol.ids import from_wire
 from espalier_store.agents import AgentFilter, get_agent, list_agents
+from espalier_store.paging import Page
 from espalier_store.pool import reading, transaction
+
+NOTHING: Final[Page[Agent]] = Page([], more=False)
 
 
 async def create(call: Call, params: AgentCreate) -> Agent:
@@ -39,10 +43,9 @@ async def list_(call: Call, params: AgentList) -> AgentPage:
     async with reading(call.pool) as connection:
         if where.after is not None and await get_agent(connection, call.owner_id, where.after) is None:
             raise unknown_cursor()
-        found = await list_agents(connection, call.owner_id, wanted, where) if wanted else []
-    agents = found[: params.page_size()]
-    cursor = agents[-1].id if len(found) > len(agents) else None
-    return AgentPage(items=agents, cursor=cursor, agents=agents, next_cursor=cursor)
+        page = await list_agents(connection, call.owner_id, wanted, where) if wanted else NOTHING
+    cursor = page.items[-1].id if page.more else None
+    return AgentPage(items=page.items, cursor=cursor, agents=page.items, next_cursor=cursor)
 
 
 def _filter(params: AgentList) -> AgentFilter | None:

@@ -31,11 +31,15 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`session` of `initialize` is the one that every caller has: the header's version, no capability."""
+    """`session` of `initialize` is the one that every caller has: the header's version, no capability.
+
+    `patience_s` is how long the call may wait for something to happen.
+    """
 
     desk: Desk
     caller: Caller
     session: AepSession
+    patience_s: float
 
     @property
     def pool(self) -> Pool:
@@ -58,14 +62,11 @@ def named(prefix: IdPrefix, text: str) -> UUID:
 
 
 def place(prefix: IdPrefix, params: PageParams) -> Place:
-    """Where the page begins, with one item more than was asked for: it tells whether another page follows.
-
-    Whether the cursor is an item that the caller could have seen is for the handler to ask.
-    """
+    """Where the page begins. Whether the caller could have seen the cursor's item, the handler asks."""
     after = None if params.cursor is None else from_wire(prefix, params.cursor)
     if params.cursor is not None and after is None:
         raise unknown_cursor()
-    return Place(after, params.page_size() + 1)
+    return Place(after, params.page_size())
 
 
 def unknown_cursor() -> InvalidInput:

@@ -14,7 +14,6 @@ from espalier_store.agents import get_agent
 from espalier_store.pool import Connection, reading, transaction
 from espalier_store.runs import get_run, list_runs
 
-CANCEL_WAIT_S: Final = 2.0
 CANCEL_POLL_S: Final = 0.05
 LIVE: Final = ("running", "sleeping")
 
@@ -46,14 +45,13 @@ async def list_(call: Call, params: RunList) -> RunPage:
             last = await get_run(connection, call.owner_id, where.after)
             if last is None or last.agent_id != params.agent_id:
                 raise unknown_cursor()
-        found = await list_runs(connection, call.owner_id, agent_id, where)
-    runs = found[: params.page_size()]
-    cursor = runs[-1].id if len(found) > len(runs) else None
-    return RunPage(items=runs, cursor=cursor, runs=runs, next_cursor=cursor)
+        page = await list_runs(connection, call.owner_id, agent_id, where)
+    cursor = page.items[-1].id if page.more else None
+    return RunPage(items=page.items, cursor=cursor, runs=page.items, next_cursor=cursor)
 
 
 async def cancel(call: Call, params: RunRef) -> RunDone:
-    """Ended at once when nobody works on the run; otherwise the worker has CANCEL_WAIT_S to end it."""
+    """Ended at once when nobody works on the run; otherwise the worker has `patience_s` to end it."""
     run_id = named("run", params.run_id)
     couriers = call.desk.couriers
     async with couriers.in_order(run_id):
@@ -79,7 +77,7 @@ async def continue_(call: Call, params: RunRef) -> RunDone:
 
 async def _wait_for_end(call: Call, run_id: UUID, run: Run) -> Run:
     """The run as it stands when it has ended or the wait is over."""
-    until = anyio.current_time() + CANCEL_WAIT_S
+    until = anyio.current_time() + call.patience_s
     while run.state in LIVE and anyio.current_time() < until:
         await anyio.sleep(CANCEL_POLL_S)
         async with reading(call.pool) as connection:
