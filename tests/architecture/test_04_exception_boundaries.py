@@ -17,6 +17,8 @@ BOUNDARIES: dict[str, str] = {
     "gateway/dispatcher.py": "every failure of a call becomes its JSON-RPC error here",
     "local/first_key.py": "whatever a database answers becomes the launcher's one sentence about its address",
     "local/schema.py": "the same, for the four libraries that a migration passes through",
+    "gateway/cancels.py": "one run that cannot be ended must not end the gateway",
+    "run_worker/sweeper.py": "a run that cannot be ended must not keep the others from being ended",
     "run_worker/slots.py": "a failed step becomes a lease that runs out, never the end of the worker",
 }
 

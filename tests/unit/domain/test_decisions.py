@@ -39,6 +39,8 @@ def test_both_published_spellings_are_read(tool: str, args: dict[str, Any], deci
         ("sleep", {"duration_seconds": 10**12}),
         ("sleep", {"until": "tomorrow"}),
         ("sleep", {"until": "2030-01-01T00:00:00"}),
+        ("sleep", {"until": "0001-01-01T00:00:00+14:00"}),
+        ("sleep", {"until": "9999-12-31T23:59:59-14:00"}),
         ("sleep", {"until": "2030-01-01T00:00:00Z", "duration_seconds": 1}),
         ("sleep", {"duration_seconds": 1, "reason": "r" * 501}),
         ("sleep", {"duration_seconds": 1, "budget": 5}),

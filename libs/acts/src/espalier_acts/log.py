@@ -83,7 +83,10 @@ async def load_progress(connection: Connection, owner_id: UUID, run_id: UUID) ->
     body = await get_snapshot(connection, owner_id, run_id, SNAPSHOT_VERSION)
     progress = decode_snapshot(body) if body else Progress()
     for text in await load_entries(connection, owner_id, run_id, progress.entry_no):
-        progress = apply(progress, decode(text))
+        entry = decode(text)
+        progress = apply(progress, entry)
+        if isinstance(entry, CycleEnded):
+            progress = fold(progress)
     return progress
 
 

@@ -86,9 +86,9 @@ def _read_sleep(args: dict[str, Any]) -> CycleDecision | Unreadable:
 def _moment(text: str) -> datetime | None:
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        return moment.astimezone(UTC) if moment.tzinfo else None
+    except (ValueError, OverflowError):  # the edge of the calendar overflows in another zone
         return None
-    return moment.astimezone(UTC) if moment.tzinfo else None
 
 
 def _read_complete(args: dict[str, Any]) -> CycleDecision | Unreadable:

@@ -8,7 +8,7 @@
         └── Conflicted      two transactions stood in each other's way; nothing was written, try at once
 
 Types carry facts. What becomes of them on the wire is decided in one table at the edge.
-`LeaseLost` stands apart: it never leaves the process that held the lease.
+`LeaseLost` and `FenceReached` stand apart: they never leave the process that held the lease.
 """
 
 
@@ -48,3 +48,7 @@ class Conflicted(Unavailable):
 
 class LeaseLost(Exception):
     """The run's lease token is no longer ours: whatever was being done must stop without another write."""
+
+
+class FenceReached(LeaseLost):
+    """The lease may still be ours, but that could not be made sure of in time."""

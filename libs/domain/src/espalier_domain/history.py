@@ -65,15 +65,16 @@ def prompt_tokens(messages: tuple[ModelMessage, ...]) -> int:
 
 
 def fold(progress: Progress) -> Progress:
-    """The same progress with its oldest cycles shortened until the rest fits the limit."""
-    past = list(progress.past)
+    """The same progress with its oldest cycles shortened, and then emptied, until the rest fits the limit."""
+    past = list(progress.past[-FOLDED_CYCLES_MAX:])
     size = sum(_size(cycle.turns) for cycle in past)
-    for place, cycle in enumerate(past[:-1]):
-        if size <= HISTORY_CHARS_MAX:
-            break
-        past[place] = replace(cycle, turns=_shortened(cycle.turns))
-        size += _size(past[place].turns) - _size(cycle.turns)
-    return replace(progress, past=tuple(past[-FOLDED_CYCLES_MAX:]))
+    for shorten in (_shortened, _emptied):
+        for place, cycle in enumerate(past[:-1]):
+            if size <= HISTORY_CHARS_MAX:
+                break
+            past[place] = replace(cycle, turns=shorten(cycle.turns))
+            size += _size(past[place].turns) - _size(cycle.turns)
+    return replace(progress, past=tuple(past))
 
 
 def _turns(turns: tuple[Turn, ...]) -> list[ModelMessage]:
@@ -102,6 +103,10 @@ def _shortened(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
         )
         for turn in turns
     )
+
+
+def _emptied(_: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    return ()
 
 
 def _cut(text: str) -> str:

@@ -103,7 +103,7 @@ class LimitReached:
     """A ceiling or budget that stopped something, told to readers as an `error` event."""
 
     cycle: int | None
-    symbol: Literal["ceiling_exceeded", "budget_exhausted", "internal_error"]
+    symbol: Literal["ceiling_exceeded", "budget_exhausted"]
     message: str
     kind: Literal["limit_reached"] = "limit_reached"
 

@@ -30,7 +30,7 @@ class RedisSettings(BaseSettings):
     redis_url: str = "redis://127.0.0.1:6379/0"
     """Address of Redis or Valkey, `redis://[user:password@]host:port/db`."""
     redis_prefix: str = "espalier:"
-    """What every key begins with, so that deployments can share a server."""
+    """What our keys begin with and job ids contain, so that deployments can share a server."""
 
 
 CONNECT_TIMEOUT_S: Final = 1.0

@@ -34,6 +34,10 @@ class StreamsAway(Exception):
     """Redis did not take everything. What is missing is still in the outbox."""
 
 
+class StreamRefused(StreamsAway):
+    """Redis answers and refuses this one stream; others are not concerned."""
+
+
 Acknowledge = Callable[[Sequence[int]], Awaitable[None]]
 
 
@@ -80,8 +84,8 @@ class Publisher:
         """Queue the events of a committed act. A full queue leaves them to the sweeper."""
         try:
             self._send.send_nowait(act)
-        except anyio.WouldBlock:
-            log.warning("publisher.queue_full", run_id=str(act.run_id))
+        except (anyio.WouldBlock, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            log.warning("publisher.left_to_the_sweeper", run_id=str(act.run_id))
 
     async def run(self) -> None:
         """Send what is queued, for ever. Outbox rows are forgotten in batches."""
@@ -108,12 +112,15 @@ class Publisher:
         for answer in answers:
             there = isinstance(answer, ResponseError) and ALREADY_THERE in str(answer)
             if isinstance(answer, Exception) and not there:
-                raise StreamsAway from answer
+                raise StreamRefused from answer
 
     async def _deliver(self, act: Act) -> bool:
         with anyio.move_on_after(DEADLINE_S):
             try:
                 await self.send(act.run_id, act.events)
+            except StreamRefused as error:
+                log.warning("publisher.stream_refused", run_id=str(act.run_id), error=str(error.__cause__))
+                return False
             except StreamsAway as error:
                 log.warning("publisher.redis_away", error=type(error.__cause__).__name__)
             else:

@@ -4,10 +4,10 @@ Losing a ring, or hearing it twice, costs time and nothing else: each worker als
 Only this lib and the worker's doorbell say "arq".
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 from uuid import UUID, uuid4
 
 import anyio
@@ -74,6 +74,12 @@ def deserialize(text: bytes) -> dict[str, object]:
     job = orjson.loads(text)
     assert isinstance(job, dict)
     return job
+
+
+async def wait_for_ring(queue: ArqRedis, names: QueueNames, wait_s: float) -> None:
+    """Return when somebody rang, or after `wait_s`. Raises QUEUE_AWAY."""
+    pop = cast(Callable[..., Awaitable[object]], queue.blpop)  # its stubs know no fraction of a second
+    await pop([names.wake_list], timeout=wait_s)
 
 
 class Doorbell:

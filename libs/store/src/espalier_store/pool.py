@@ -25,7 +25,9 @@ ACQUIRE_WAIT_S = 5.0
 CONNECT_TIMEOUT_S = 5.0
 STATEMENT_TIMEOUT_S = 30
 AGAIN_S = 0.5
-END_WAIT_S = 10.0
+COMMIT_WAIT_S = 10.0
+ROLLBACK_WAIT_S = 2.0
+COMMAND_WAIT_S_MIN = 5.0
 RETRY_AFTER_MS = 1000
 REPEATABLE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.LockNotAvailableError)
 AWAY = (
@@ -37,6 +39,8 @@ AWAY = (
     asyncpg.OperatorInterventionError,
     asyncpg.InsufficientResourcesError,
     asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.ReadOnlySQLTransactionError,  # a standby, before or after a fail-over
+    asyncpg.PostgresIOError,
 )
 
 
@@ -107,10 +111,12 @@ async def _one_transaction(connection: Connection) -> AsyncIterator[None]:
     try:
         yield
     except BaseException:
-        with anyio.move_on_after(END_WAIT_S, shield=True), suppress(*AWAY):
+        with anyio.move_on_after(ROLLBACK_WAIT_S, shield=True) as waiting, suppress(*AWAY):
             await block.rollback()
+        if waiting.cancelled_caught:
+            connection.terminate()
         raise
-    with anyio.fail_after(END_WAIT_S, shield=True):
+    with anyio.fail_after(COMMIT_WAIT_S, shield=True):
         await block.commit()
 
 
@@ -122,6 +128,7 @@ async def _connect(settings: PostgresSettings) -> Pool:
                 min_size=1,
                 max_size=settings.postgres_connections_max,
                 timeout=CONNECT_TIMEOUT_S,
+                command_timeout=max(COMMAND_WAIT_S_MIN, settings.lease_ttl_s),
                 server_settings=_promises(settings),
                 init=_speak_json,
                 reset=_keep,

@@ -1,7 +1,8 @@
-"""Runs: reading them, and the two statements by which every writer changes one.
+"""Runs: reading them, and the two statements by which a step changes one.
 
-A writer first locks the row (`lock_run`), decides, and then moves it (`move_run`). The token in both WHEREs
-is the fence: whoever lost the lease matches no row.
+A step first locks the row (`lock_run`), decides, and then moves it (`move_run`). The token in both WHEREs is
+the fence: whoever lost the lease matches no row. Beside them stand what needs no step: the flag of a cancel
+and the wake of a sleeper; leases themselves are `fleet`'s.
 """
 
 from dataclasses import dataclass

@@ -42,9 +42,18 @@ def set_up_logs(settings: LogSettings) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
-    for noisy in ("arq", "mcp", "httpx2", "uvicorn.access"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    for name, least in LIBRARIES.items():
+        logging.getLogger(name).setLevel(least)
 
+
+LIBRARIES = {
+    "arq": logging.WARNING,
+    "asyncpg": logging.ERROR,  # its pool tells of each lost connection with a traceback; we tell it in a line
+    "httpx2": logging.WARNING,
+    "mcp": logging.WARNING,
+    "uvicorn": logging.WARNING,
+}
+"""The least important lines of libraries that are worth a reader's time."""
 
 PLAIN = structlog.dev.plain_traceback
 """The default renderer prints local variables, and with them secrets."""

@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 async def serve(settings: GatewaySettings) -> None:
     async with open_gateway(settings) as (serving, state), anyio.create_task_group() as group:
         group.start_soon(_stop_when_told, serving, state)
-        log.info("gateway.listening", host=settings.host, port=settings.port)
+        log.info("gateway.starting", host=settings.host, port=settings.port)
         await serving.serve()
         group.cancel_scope.cancel()
     log.info("gateway.stopped")

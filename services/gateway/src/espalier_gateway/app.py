@@ -51,7 +51,9 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[tuple[Server,
             gatekeeper, desk, batch_max=settings.batch_max, json_depth_max=settings.json_depth_max
         )
         state = State(settings, pool, gatekeeper, dispatcher, tails, anyio.Event())
-        yield server(build_app(state, [events_route(), bytes_route()]), settings), state
+        serving = server(build_app(state, [events_route(), bytes_route()]), settings)
+        background.start_soon(serving.config.heads.run)
+        yield serving, state
         background.cancel_scope.cancel()
 
 

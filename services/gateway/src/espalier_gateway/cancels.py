@@ -60,3 +60,5 @@ class ForcedCancels:
             return  # it ended otherwise in the meantime
         except (DomainError, LeaseLost) as error:
             log.warning("cancels.left_to_the_sweeper", run_id=str(asked.run_id), error=type(error).__name__)
+        except Exception:
+            log.exception("cancels.failed", run_id=str(asked.run_id))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+import anyio
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -19,12 +20,40 @@ from espalier_protocol.versions import SERVED_VERSIONS
 HEAD_BYTES_MAX: Final = 32 * 1024
 HEADERS_MAX: Final = 100
 HEAD_WAIT_S: Final = 10.0
+LOOK_EVERY_S: Final = 0.5
 VERSIONS: Final = ("1.0", "1.1")
 KEEP_ALIVE_S: Final = 75
 HEADERS: Final = [
     ("Agent-Protocol-Version", SERVED_VERSIONS[0]),
     ("X-Content-Type-Options", "nosniff"),
 ]
+
+
+class Heads:
+    """Connections whose request head is awaited, and since when. `run` closes those that take too long."""
+
+    def __init__(self) -> None:
+        self._awaited: dict[asyncio.BaseTransport, float] = {}
+
+    def expect(self, transport: asyncio.BaseTransport, now: float) -> None:
+        self._awaited[transport] = now
+
+    def arrived(self, transport: asyncio.BaseTransport) -> None:
+        self._awaited.pop(transport, None)
+
+    async def run(self) -> None:
+        while True:  # bounded: one look every LOOK_EVERY_S over at most as many as there are connections
+            await anyio.sleep(LOOK_EVERY_S)
+            late = anyio.current_time() - HEAD_WAIT_S
+            for transport in [each for each, since in self._awaited.items() if since <= late]:
+                self.arrived(transport)
+                transport.close()
+
+
+class _Config(uvicorn.Config):
+    """Carries the heads from the server to its connections."""
+
+    heads: Heads
 
 
 class _BoundedHeads(HttpToolsProtocol):
@@ -34,22 +63,22 @@ class _BoundedHeads(HttpToolsProtocol):
     parser would take the request's body for the next request.
     """
 
+    config: _Config
     _head_bytes = 0
     _headers = 0
-    _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_head()
+        self.config.heads.expect(transport, self.loop.time())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        self.config.heads.arrived(self.transport)
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         self._head_bytes = self._headers = 0
         super().on_message_begin()
-        self._expect_head()
+        self.config.heads.expect(self.transport, self.loop.time())
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -61,7 +90,7 @@ class _BoundedHeads(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._stop_waiting()
+        self.config.heads.arrived(self.transport)
         version = self.parser.get_http_version()
         hosts = sum(name == b"host" for name, _ in self.headers)
         if self.parser.should_upgrade() or version not in VERSIONS or (version == "1.1" and hosts != 1):
@@ -73,18 +102,11 @@ class _BoundedHeads(HttpToolsProtocol):
         if self._head_bytes > HEAD_BYTES_MAX or self._headers > HEADERS_MAX:
             raise ValueError("head too large")
 
-    def _expect_head(self) -> None:
-        self._stop_waiting()
-        self._late = self.loop.call_later(HEAD_WAIT_S, self.transport.close)
-
-    def _stop_waiting(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
-
 
 class Server(uvicorn.Server):
     """Stops when `should_exit` is set, and only then."""
+
+    config: _Config
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -92,7 +114,7 @@ class Server(uvicorn.Server):
 
 
 def server(app: ASGIApp, settings: GatewaySettings) -> Server:
-    config = uvicorn.Config(
+    config = _Config(
         app,
         host=settings.host,
         port=settings.port,
@@ -108,4 +130,5 @@ def server(app: ASGIApp, settings: GatewaySettings) -> Server:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=settings.gateway_drain_s,
     )
+    config.heads = Heads()
     return Server(config)

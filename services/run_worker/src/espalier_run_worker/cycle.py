@@ -12,7 +12,7 @@ from uuid import UUID
 import anyio
 import structlog
 
-from espalier_domain.errors import LeaseLost, Unavailable
+from espalier_domain.errors import FenceReached, LeaseLost, Unavailable
 from espalier_domain.journal import Entry
 from espalier_domain.run import CallModel, CallTools, Reserve, Rest, StartCycle, Write
 from espalier_run_worker.held import Held
@@ -27,8 +27,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """What living needs: a way to take a run and to ring for one, who thinks, and who watches the lease."""
+    """What living needs: a way to take a run and to ring for one, who thinks, and who watches the lease.
 
+    `claims` leaves connections to the steps of runs that live here already.
+    """
+
+    claims: anyio.CapacityLimiter
     claim: Callable[[UUID], Awaitable[Held | None]]
     ring: Callable[[UUID], Awaitable[object]]
     model: Model
@@ -41,19 +45,26 @@ async def live(workshop: Workshop, run_id: UUID) -> None:
 
     A step that fails by a bug leaves the lease to run out, so that a run which kills every worker is stopped.
     """
-    held = await workshop.claim(run_id)
+    async with workshop.claims:
+        held = await workshop.claim(run_id)
     if held is None:
         return
     with workshop.supervisor.watching(held):
         try:
             while not held.over:
                 await _take_step(workshop, held)
+        except FenceReached as lost:
+            await held.give_back()
+            log.warning("run.given_back", run_id=held.facts.run_id, why=str(lost))
         except LeaseLost as lost:
             log.warning("run.lease_lost", run_id=held.facts.run_id, why=str(lost))
         except (Unavailable, anyio.get_cancelled_exc_class()) as why:
             await held.give_back()
             log.info("run.given_back", run_id=held.facts.run_id, why=type(why).__name__)
             raise
+    log.info(
+        "run.rests", run_id=held.facts.run_id, cycles=held.progress.cycles, ended=held.progress.final_state
+    )
     if held.still_due:
         await workshop.ring(run_id)
 

@@ -4,7 +4,6 @@ No run lives inside an arq job, so neither arq nor Redis can end one. When Redis
 again with back-off, and the look-out finds due runs in Postgres once a second all the while.
 """
 
-from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 from uuid import UUID, uuid4
 
@@ -15,7 +14,7 @@ from arq.typing import WorkerCoroutine
 from arq.worker import Worker, func
 
 from espalier_domain.errors import Unavailable
-from espalier_jobs import QUEUE_AWAY, RING, QueueNames, deserialize, serialize
+from espalier_jobs import QUEUE_AWAY, RING, QueueNames, deserialize, serialize, wait_for_ring
 from espalier_run_worker.slots import Slots
 from espalier_store.fleet import due_runs
 from espalier_store.pool import Pool, transaction
@@ -27,6 +26,9 @@ WAKE_WAIT_S: Final = 0.25
 QUEUE_READ_MAX: Final = 1000
 HEALTH_EVERY_S: Final = 10
 RESTART_S: Final = (0.1, 5.0)
+STEADY_S: Final = 10.0
+"""A poller that lived this long was well; the next pause is the first one again."""
+
 LOOK_OUT_EVERY_S: Final = 1.0
 
 log = structlog.get_logger(__name__)
@@ -51,9 +53,8 @@ class _Poller(Worker):
             log_results=False,
         )
         self._slots = slots
-        self._wake_list = names.wake_list
-        # Its stubs know no fraction of a second.
-        self._pop = cast(Callable[..., Awaitable[object]], queue.blpop)
+        self._names = names
+        self._queue = queue
 
     async def _ring(self, _: dict[str, Any], run_id: str) -> None:
         try:
@@ -67,17 +68,20 @@ class _Poller(Worker):
         if self._slots.free > 0:
             self.max_jobs = self._slots.free
             await super()._poll_iteration()
-            await self._pop([self._wake_list], timeout=WAKE_WAIT_S)
+            await wait_for_ring(self._queue, self._names, WAKE_WAIT_S)
 
 
 async def listen(slots: Slots, names: QueueNames, queue: ArqRedis) -> None:
     """Hear rings, for ever; whatever ends the poller only costs the time until the next one."""
     pause_s = RESTART_S[0]
     while True:  # bounded: at least RESTART_S[0] between two pollers
+        began_at = anyio.current_time()
         try:
             await _Poller(slots, names, queue).main()
         except QUEUE_AWAY as error:
             log.warning("doorbell.redis_away", error=type(error).__name__)
+        if anyio.current_time() - began_at > STEADY_S:
+            pause_s = RESTART_S[0]
         await anyio.sleep(pause_s)
         pause_s = min(pause_s * 2, RESTART_S[1])
 

@@ -29,11 +29,20 @@ from espalier_store.runs import LockedRun
 class Draft:
     """`record` what happened; `conclude` adds what follows from it."""
 
-    def __init__(self, connection: Connection, run: LockedRun, facts: RunFacts, progress: Progress) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        run: LockedRun,
+        facts: RunFacts,
+        progress: Progress,
+        *,
+        handing_over: bool = False,
+    ) -> None:
         self.connection = connection
         self.run = run
         self.facts = facts
         self.progress = progress
+        self.handing_over = handing_over
         self.entries: list[Entry] = []
 
     @property
@@ -55,6 +64,8 @@ class Draft:
             self.record(*cancelled(self.progress))
         while not self.resting():
             match self.next_step():
+                case StartCycle() | Reserve() if self.handing_over:
+                    return  # begun by whoever takes the run next: nobody here would ask the model
                 case StartCycle(number):
                     self.record(CycleStarted(number, self.run.age_s, self.run.wake_seq, self.facts.budgets))
                 case Reserve(attempt):

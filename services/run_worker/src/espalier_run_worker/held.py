@@ -13,8 +13,8 @@ from uuid import UUID
 import anyio
 
 from espalier_acts.log import Written, load_progress, write_entries
-from espalier_domain.errors import Conflicted, LeaseLost
-from espalier_domain.journal import Entry
+from espalier_domain.errors import Conflicted, FenceReached, LeaseLost, Unavailable
+from espalier_domain.journal import Entry, RunEnded
 from espalier_domain.progress import Progress
 from espalier_domain.run import RunFacts, Step, closing, next_step
 from espalier_eventlog.publisher import Act, Publisher
@@ -30,7 +30,10 @@ CLAIMS_MAX: Final = 3
 CYCLES_PER_HOLD: Final = 50
 """Cycles after which a run that always continues gives its slot to others."""
 
-RELEASE_WAIT_S: Final = 2.0
+POISON: Final = {"reason": f"poison: {CLAIMS_MAX} claims of the run came to nothing"}
+GIVE_BACK_WAIT_S: Final = 5.0
+GIVE_BACK_TRIES: Final = 8
+GIVE_BACK_AGAIN_S: Final = 0.5
 
 
 Record = Callable[[Draft], Awaitable[None]]
@@ -58,7 +61,7 @@ class Held:
 
     def renewed(self, asked_at: float) -> None:
         """The lease was renewed by a request that was sent at `asked_at`."""
-        self._fence_at = asked_at + self._lease_ttl_s * 3 / 4
+        self._fence_at = max(self._fence_at, asked_at + self._lease_ttl_s * 3 / 4)
         if self._outside:
             self._outside.deadline = self._fence_at
 
@@ -87,18 +90,19 @@ class Held:
         if self._lost:
             raise LeaseLost("the supervisor saw another token")
         if scope.cancelled_caught and anyio.current_time() >= self._fence_at:
-            raise LeaseLost("the fence was reached")
+            raise FenceReached("the fence was reached")
 
     async def commit(self, record: Record) -> None:
         """One step in one transaction. Raises LeaseLost, or Unavailable when the outcome is not known."""
-        for tries_left in reversed(range(COMMIT_TRIES)):
-            try:
-                await self._commit_once(record)
-            except Conflicted:
-                if not tries_left:
-                    raise
-            else:
-                return
+        async with self._publisher.in_order(self.run_id):
+            for tries_left in reversed(range(COMMIT_TRIES)):
+                try:
+                    await self._commit_once(record)
+                except Conflicted:
+                    if not tries_left:
+                        raise
+                else:
+                    return
 
     async def write(self, *entries: Entry) -> None:
         """Commit `entries` and what follows from them."""
@@ -109,14 +113,14 @@ class Held:
         await self.commit(record)
 
     async def _commit_once(self, record: Record) -> None:
-        asked_at = anyio.current_time()
         async with transaction(self._pool) as connection:
+            asked_at = anyio.current_time()  # waiting for a connection is no part of the lease
             run = await lock_run(connection, self.owner_id, self.run_id, lease_token=self.lease_token)
             if run is None or run.state != "running":
                 raise LeaseLost(f"the row says {run.state if run else 'another token'}")
             if self.progress.cycle is None:
                 self.facts = await run_facts(connection, self.owner_id, self.run_id)
-            draft = Draft(connection, run, self.facts, self.progress)
+            draft = Draft(connection, run, self.facts, self.progress, handing_over=self.hand_over)
             await record(draft)
             written = await self._conclude(draft)
         self._committed(draft, written, asked_at)
@@ -139,20 +143,41 @@ class Held:
         self._cycles_here += draft.resting()
         self._age_s, self._age_at = draft.run.age_s, asked_at
         self.renewed(asked_at)
-        if written.outbox_id is not None:
-            self._publisher.publish(Act(written.run_id, written.outbox_id, written.events))
+        _publish(self._publisher, written)
 
     async def give_back(self) -> None:
-        """Release the lease, if it is still ours, so that another worker can take the run at once."""
-        with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
-            async with transaction(self._pool) as connection:
-                await release_lease(connection, self.run_id, self.lease_token)
+        """Release the lease if it is still ours, so that another worker can take the run at once.
+
+        A database that stays away for GIVE_BACK_TRIES leaves the lease to run out.
+        """
+        with anyio.move_on_after(GIVE_BACK_WAIT_S, shield=True):
+            for _ in range(GIVE_BACK_TRIES):
+                try:
+                    async with transaction(self._pool) as connection:
+                        await release_lease(connection, self.run_id, self.lease_token)
+                except Unavailable:
+                    await anyio.sleep(GIVE_BACK_AGAIN_S)
+                else:
+                    return
 
 
 async def claim(pool: Pool, publisher: Publisher, lease_ttl_s: float, run_id: UUID) -> Held | None:
-    """Take a run that is due and free, and in the same transaction write what follows by itself."""
-    asked_at = anyio.current_time()
+    """Take a run that is due and free, and in the same transaction write what follows by itself.
+
+    A run that cannot even be read is claimed all the same, so that it is tried a few times and then ended.
+    """
+    try:
+        return await _claim(pool, publisher, lease_ttl_s, run_id)
+    except (Unavailable, LeaseLost):
+        raise
+    except Exception:
+        await _claim_unread(pool, publisher, lease_ttl_s, run_id)
+        raise
+
+
+async def _claim(pool: Pool, publisher: Publisher, lease_ttl_s: float, run_id: UUID) -> Held | None:
     async with transaction(pool) as connection:
+        asked_at = anyio.current_time()
         run = await claim_run(connection, run_id, lease_ttl_s)
         if run is None:
             return None
@@ -160,9 +185,26 @@ async def claim(pool: Pool, publisher: Publisher, lease_ttl_s: float, run_id: UU
         held.facts = await run_facts(connection, run.owner_id, run_id)
         held.progress = await load_progress(connection, run.owner_id, run_id)
         draft = Draft(connection, run, held.facts, held.progress)
-        if run.expired_claims >= CLAIMS_MAX:
-            reason = {"reason": f"poison: {CLAIMS_MAX} workers took the run and died"}
-            draft.record(*closing(draft.progress, "error", reason, open_calls="not run"))
+        if run.expired_claims >= CLAIMS_MAX and not draft.cancelled:
+            draft.record(*closing(draft.progress, "error", POISON, open_calls="not run"))
         written = await held._conclude(draft)
     held._committed(draft, written, asked_at)
     return held
+
+
+async def _claim_unread(pool: Pool, publisher: Publisher, lease_ttl_s: float, run_id: UUID) -> None:
+    """Count a claim that came to nothing; the last one ends the run from its row alone."""
+    async with transaction(pool) as connection:
+        run = await claim_run(connection, run_id, lease_ttl_s)
+        if run is None or run.expired_claims < CLAIMS_MAX:
+            return
+        end = RunEnded("error", POISON)
+        written = await write_entries(
+            connection, run, Progress(), (end,), release=True, lease_ttl_s=lease_ttl_s
+        )
+    _publish(publisher, written)
+
+
+def _publish(publisher: Publisher, written: Written) -> None:
+    if written.outbox_id is not None:
+        publisher.publish(Act(written.run_id, written.outbox_id, written.events))

@@ -40,7 +40,8 @@ async def work(settings: WorkerSettings, model: Model) -> None:
         publisher = Publisher(streams, settings.redis_prefix, partial(acknowledge, pool))
         supervisor = Supervisor(settings)
         claim_here = partial(claim, pool, publisher, settings.lease_ttl_s)
-        workshop = Workshop(claim_here, Doorbell(queue, names).ring, model, tools, supervisor)
+        claims = anyio.CapacityLimiter(max(1, settings.postgres_connections_max // 2))
+        workshop = Workshop(claims, claim_here, Doorbell(queue, names).ring, model, tools, supervisor)
         slots = Slots(settings.worker_slots, partial(live, workshop))
         async with anyio.create_task_group() as group:
             group.start_soon(publisher.run)

@@ -1,6 +1,7 @@
 """Asking the model: one attempt, inside its limits, and the entry that says what came of it."""
 
-from typing import Final
+import re
+from typing import Final, TypeVar
 
 import anyio
 import orjson
@@ -14,6 +15,9 @@ from espalier_run_worker.models.model import Model, ModelAnswer, ModelFault, Mod
 
 ANSWER_TOKENS_MAX: Final = 4096
 CALLS_PER_ANSWER_MAX: Final = 100
+UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
+
+T = TypeVar("T")
 
 
 def shown(run: RunFacts, progress: Progress) -> tuple[ModelMessage, ...]:
@@ -43,7 +47,19 @@ def _answered(cycle: int, answer_no: int, answer: ModelAnswer) -> Entry:
     if len(answer.calls) > CALLS_PER_ANSWER_MAX:
         return ModelFailed(cycle, "too_many_calls", retryable=True, tokens=answer.tokens)
     calls = tuple(
-        ToolCall(f"call_{answer_no}_{place}", call.name, call.args)
+        ToolCall(f"call_{answer_no}_{place}", _storable(call.name), _storable(call.args))
         for place, call in enumerate(answer.calls, start=1)
     )
-    return ModelAnswered(cycle, answer.text, calls, answer.tokens)
+    return ModelAnswered(cycle, _storable(answer.text), calls, answer.tokens)
+
+
+def _storable(value: T) -> T:
+    """The same with U+FFFD for what neither Postgres nor UTF-8 can hold: U+0000 and lone surrogates."""
+    match value:
+        case str():
+            return UNSTORABLE.sub("\ufffd", value)  # type: ignore[return-value]
+        case list():
+            return [_storable(item) for item in value]  # type: ignore[return-value]
+        case dict():
+            return {_storable(name): _storable(item) for name, item in value.items()}  # type: ignore[return-value]
+    return value

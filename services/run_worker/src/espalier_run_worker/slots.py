@@ -26,10 +26,11 @@ class Slots:
         self._group: anyio.abc.TaskGroup | None = None
         self._living: dict[UUID, bool] = {}
         self._freed = anyio.Event()
+        self._closed = False
 
     @property
     def free(self) -> int:
-        return self._count - len(self._living) if self._group else 0
+        return 0 if self._group is None or self._closed else self._count - len(self._living)
 
     async def run(self) -> None:
         """Hold the group in which runs live; cancelling this ends them all."""
@@ -45,7 +46,7 @@ class Slots:
         if run_id in self._living:
             self._living[run_id] = True
             return True
-        if self._group is None or not self.free:
+        if self._group is None or self.free <= 0:
             return False
         self._living[run_id] = False
         self._group.start_soon(self._occupy, run_id)
@@ -53,7 +54,7 @@ class Slots:
 
     def close(self) -> None:
         """Take no more runs; those that live here go on."""
-        self._count = 0
+        self._closed = True
 
     async def wait_free(self) -> None:
         while not self.free > 0:  # bounded by the caller's deadline
@@ -68,7 +69,7 @@ class Slots:
             while True:  # bounded by rings: one more look for each burst of them
                 self._living[run_id] = False
                 await self._look(run_id)
-                if not self._living[run_id]:
+                if self._closed or not self._living[run_id]:
                     return
         finally:
             del self._living[run_id]

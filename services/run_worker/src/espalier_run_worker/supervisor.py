@@ -20,7 +20,7 @@ from espalier_store.pool import AWAY, REPEATABLE, Connection, PostgresSettings, 
 LOOK_EVERY_S: Final = 0.5
 SKIPPED_AGAIN_S: Final = 0.1
 RECONNECT_S: Final = 0.2
-ANSWER_WAIT_S: Final = 2.0
+ANSWER_WAIT_S_MAX: Final = 2.0
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +31,7 @@ class Supervisor:
     def __init__(self, settings: PostgresSettings) -> None:
         self._settings = settings
         self._ttl_s = settings.lease_ttl_s
+        self._answer_wait_s = min(ANSWER_WAIT_S_MAX, settings.lease_ttl_s / 4)
         self._held: dict[UUID, Held] = {}
         self._renew_at: dict[UUID, float] = {}
         self._handing_over = False
@@ -53,7 +54,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Renew and look, for ever. Without a connection the fences of the runs do their work."""
-        while True:  # bounded per turn by ANSWER_WAIT_S; a turn that fails begins with a new connection
+        while True:  # bounded per turn by `_answer_wait_s`; a turn that fails begins with a new connection
             try:
                 connection = await connect(self._settings)
             except AWAY:
@@ -69,7 +70,7 @@ class Supervisor:
     async def _serve(self, connection: Connection) -> None:
         look_at = 0.0
         while True:  # bounded: two statements a turn, at least SKIPPED_AGAIN_S apart
-            with anyio.fail_after(ANSWER_WAIT_S):
+            with anyio.fail_after(self._answer_wait_s):
                 skipped = await self._renew(connection)
                 if skipped or anyio.current_time() >= look_at:
                     await self._look(connection)

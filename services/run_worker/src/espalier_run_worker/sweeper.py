@@ -4,13 +4,14 @@ Any number of sweepers may work at once; each takes rows that no other has locke
 """
 
 from typing import Final
+from uuid import UUID
 
 import anyio
 import structlog
 
 from espalier_acts.runs import cancel_run
 from espalier_domain.errors import DomainError, LeaseLost
-from espalier_eventlog.publisher import Act, Publisher, StreamsAway
+from espalier_eventlog.publisher import Act, Publisher, StreamRefused, StreamsAway
 from espalier_store.events import events_after
 from espalier_store.fleet import Unpublished, delete_published, overdue_cancels, unpublished
 from espalier_store.pool import Connection, Pool, transaction
@@ -25,23 +26,14 @@ log = structlog.get_logger(__name__)
 
 
 async def sweep(pool: Pool, publisher: Publisher) -> None:
-    """Sweep once a second, for ever."""
+    """Sweep once a second, for ever. Cancels come first: they must not wait for Redis."""
     while True:  # bounded: at most ROWS_MAX rows of each kind a turn
         await anyio.sleep(SWEEP_EVERY_S)
-        try:
-            await publish_again(pool, publisher)
-            await force_cancels(pool, publisher)
-        except (DomainError, LeaseLost, StreamsAway, TimeoutError) as error:
-            log.warning("sweeper.put_off", error=type(error).__name__)
-
-
-async def publish_again(pool: Pool, publisher: Publisher) -> None:
-    """Send the events of acts whose outbox row is still there after PUBLISH_AFTER_S."""
-    async with transaction(pool) as connection:
-        for act in await unpublished(connection, PUBLISH_AFTER_S, ROWS_MAX):
-            with anyio.fail_after(REDIS_WAIT_S):
-                await _send_again(connection, publisher, act)
-            await delete_published(connection, [act.outbox_id])
+        for repair in (force_cancels, publish_again):
+            try:
+                await repair(pool, publisher)
+            except (DomainError, TimeoutError) as error:
+                log.warning("sweeper.put_off", error=type(error).__name__)
 
 
 async def force_cancels(pool: Pool, publisher: Publisher) -> None:
@@ -49,15 +41,43 @@ async def force_cancels(pool: Pool, publisher: Publisher) -> None:
     async with transaction(pool) as connection:
         overdue = await overdue_cancels(connection, FORCE_CANCEL_AFTER_S, ROWS_MAX)
     for run_id, owner_id in overdue:
-        async with publisher.in_order(run_id):
-            async with transaction(pool) as connection:
-                written = await cancel_run(connection, owner_id, run_id, force=True)
-            if written and written.outbox_id is not None:
-                publisher.publish(Act(written.run_id, written.outbox_id, written.events))
+        try:
+            await _force(pool, publisher, run_id, owner_id)
+        except (DomainError, LeaseLost) as error:
+            log.warning("sweeper.cancel_put_off", run_id=str(run_id), error=type(error).__name__)
+        except Exception:
+            log.exception("sweeper.cancel_failed", run_id=str(run_id))
 
 
-async def _send_again(connection: Connection, publisher: Publisher, act: Unpublished) -> None:
-    seq = act.from_seq - 1
-    while events := await events_after(connection, act.owner_id, act.run_id, seq):  # bounded by the run's log
-        await publisher.send(act.run_id, events)
+async def publish_again(pool: Pool, publisher: Publisher) -> None:
+    """Send the events of acts whose outbox row is still there after PUBLISH_AFTER_S, run by run."""
+    async with transaction(pool) as connection:
+        by_run: dict[UUID, list[Unpublished]] = {}
+        for act in await unpublished(connection, PUBLISH_AFTER_S, ROWS_MAX):
+            by_run.setdefault(act.run_id, []).append(act)
+        for acts in by_run.values():
+            try:
+                with anyio.fail_after(REDIS_WAIT_S):
+                    await _send_again(connection, publisher, acts[0])
+            except StreamRefused as error:
+                log.error("sweeper.stream_refused", run_id=str(acts[0].run_id), error=str(error.__cause__))
+            except (StreamsAway, TimeoutError):
+                log.warning("sweeper.redis_away")
+                return
+            else:
+                await delete_published(connection, [act.outbox_id for act in acts])
+
+
+async def _force(pool: Pool, publisher: Publisher, run_id: UUID, owner_id: UUID) -> None:
+    async with publisher.in_order(run_id):
+        async with transaction(pool) as connection:
+            written = await cancel_run(connection, owner_id, run_id, force=True)
+        if written and written.outbox_id is not None:
+            publisher.publish(Act(written.run_id, written.outbox_id, written.events))
+
+
+async def _send_again(connection: Connection, publisher: Publisher, first: Unpublished) -> None:
+    seq = first.from_seq - 1
+    while events := await events_after(connection, first.owner_id, first.run_id, seq):  # bounded by the log
+        await publisher.send(first.run_id, events)
         seq = events[-1].seq

@@ -87,6 +87,9 @@ create table runs (
     check ((ended_at is null) = (state in ('running', 'sleeping')))
 );
 create index runs_due on runs (due_at) where state in ('running', 'sleeping');
+create index runs_live on runs (owner_id, agent_id) where state in ('running', 'sleeping');
+create index runs_cancelling on runs (cancel_requested_at)
+    where cancel_requested_at is not null and state in ('running', 'sleeping');
 create index runs_by_age on runs (owner_id, agent_id, created_at desc, id desc);
 
 -- What happened, in the words that deciding reads.
