@@ -2,8 +2,10 @@
 
 import os
 import secrets
+import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 COMMITS = 30
 WAIT_S = 55
+INTERRUPTED = 130
 MARKS = ["", " <b>&amp;</b>", ' "quoted"', " ${/goal}", " émoji 🌱", " | a | table |", " \\back`tick`"]
 
 
@@ -57,6 +60,34 @@ def test_every_subject_of_a_random_history_is_in_the_release_notes(
     assert "asleep" in run.stdout and "run ended, complete" in run.stdout and str(notes) in run.stdout
     plan = files("espalier_local").joinpath("demo_plan.yaml").read_text()
     assert [subject for subject in subjects if subject in plan] == []
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    repository: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    folder, _ = repository
+    missing = tmp_path / "missing"
+    run = espalier(tmp_path, "demo", "--repo", str(folder), "--output", str(missing / "notes.md"))
+    assert run.returncode == 2
+    assert run.stderr == f"espalier: There is no folder {missing} to write notes.md to.\n"
+    assert "Starting" not in run.stdout
+
+
+def test_a_terminated_demo_leaves_no_folder_behind(
+    repository: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    folder, _ = repository
+    room = Path(tempfile.mkdtemp(prefix="demo-"))
+    room.chmod(0o711)  # the servers' own user enters it
+    command = [str(Path(sys.executable).parent / "espalier"), "demo", "--repo", str(folder)]
+    environment = {**os.environ, "TMPDIR": str(room), "ESPALIER_DATA_DIR": str(room / "data")}
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, env=environment) as demo:
+        assert demo.stdout is not None
+        assert any(b"cycle 1" in line for line in demo.stdout)
+        demo.terminate()
+        assert demo.wait(timeout=WAIT_S) == INTERRUPTED
+    assert [path.name for path in room.iterdir()] == ["data"]
+    shutil.rmtree(room)
 
 
 def test_a_folder_without_a_repository_is_refused_in_one_sentence(tmp_path: Path) -> None:

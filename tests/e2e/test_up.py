@@ -134,8 +134,8 @@ async def test_a_killed_worker_and_a_killed_gateway_are_started_again(data_dir: 
         assert len(victims) == len(services)
         for victim in victims:
             victim.kill()
-        await running.read_until("gateway    | ended; starting it again")
-        await running.read_until("worker     | ended; starting it again")
+        await running.read_until("gateway    | ended by SIGKILL; starting it again")
+        await running.read_until("worker     | ended by SIGKILL; starting it again")
         async with httpx2.AsyncClient(base_url=running.base_url) as client:
             with anyio.fail_after(READY_S):
                 while not await answers(client):
@@ -182,8 +182,21 @@ async def test_a_database_that_cannot_be_reached_is_named_without_its_password(d
     port = free_port()
     url = f"postgresql://me:hidden@127.0.0.1:{port}/mine"
     said = await complaint("migrate", "--postgres-url", url)
-    assert said.startswith(f"espalier: The database mine on 127.0.0.1, port {port}, cannot be used: ")
-    assert "hidden" not in said
+    assert said == (
+        f"espalier: The database mine on 127.0.0.1, port {port}, cannot be used: nobody answers there.\n"
+    )
+
+
+async def test_a_wrong_plan_or_setting_is_refused_before_anything_is_started(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    never, script = data_dir / "never-made", tmp_path / "plan.yaml"
+    script.write_text("answers: [{txt: a}]")
+    words = ("up", "--data-dir", str(never), "--port", "0")
+    assert "answers[0].txt: is not known here." in await complaint(*words, "--script", str(script))
+    said = await complaint(*words, env={"ESPALIER_LEASE_TTL_S": "abc"})
+    assert said.startswith("espalier: The setting ESPALIER_LEASE_TTL_S cannot be used: ")
+    assert not never.exists()
 
 
 async def test_the_folder_can_be_chosen_by_the_environment(data_dir: Path) -> None:

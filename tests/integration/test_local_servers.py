@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 
 from espalier_local.errors import LocalError
 from espalier_local.folder import running_servers, throwaway_folder
+from espalier_local.ports import free_port
 from espalier_local.servers import LocalServers, local_servers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -240,3 +241,25 @@ async def test_an_address_of_another_kind_is_refused_without_repeating_it(data_d
     assert caught.value.sentence == (
         "The address given with --postgres-url must start with postgresql:// or postgres://."
     )
+
+
+async def test_a_redis_that_does_not_answer_or_refuses_the_password_is_one_sentence(
+    servers: LocalServers, data_dir: Path
+) -> None:
+    port = urlsplit(servers.redis_url).port
+    free = free_port()
+    for url, sentence in {
+        f"redis://:hidden@127.0.0.1:{port}/0": f"port {port}, refuses this user or password.",
+        f"redis://:hidden@127.0.0.1:{free}/0": f"port {free}, does not answer.",
+    }.items():
+        with pytest.raises(LocalError) as caught:
+            async with local_servers(data_dir, redis_url=url):
+                pass
+        assert caught.value.sentence == f"The Redis on 127.0.0.1, {sentence}"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
+async def test_a_database_folder_that_is_closed_is_one_sentence(data_dir: Path) -> None:
+    room = data_dir / "postgres"
+    room.mkdir(mode=0o000)
+    assert await refusal(data_dir) == f"The data folder {data_dir} cannot be used: Permission denied."

@@ -86,6 +86,11 @@ def test_a_run_reads_as_one_line_per_event() -> None:
     ]
 
 
+def test_a_sleep_that_names_no_time_says_so() -> None:
+    (line,) = shown(event("tool.called", cycle_number=1, tool_name="sleep", args={}))
+    assert line.endswith("→ sleep without a time")
+
+
 def test_what_a_run_says_is_neither_markup_nor_obeyed() -> None:
     """Colours of rich, an escape sequence that would clear the screen, line ends, and reversed text."""
     (line,) = shown(event("error", symbol="s", message="[red]\x1b[2J\r\n\u2028\u202e[/]\x9b31m"))

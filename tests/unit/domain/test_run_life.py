@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espalier_domain.decisions import CONTROL_TOOLS, Unreadable, read_decision
-from espalier_domain.history import conversation, fold
+from espalier_domain.history import HISTORY_CHARS_MAX, conversation, fold
 from espalier_domain.journal import (
     CycleEnded,
     CycleStarted,
@@ -221,3 +221,21 @@ def _ends(final_state: EndState) -> list[str]:
 
 def test_a_run_without_an_open_cycle_closes_with_its_end_alone() -> None:
     assert _ends("cancelled") == ["run_ended"]
+
+
+def test_cycles_of_many_small_calls_are_folded_too() -> None:
+    progress = apply(Progress(), RunCreated("agt_x"))
+    for number in range(1, 120):
+        calls = tuple(ToolCall(f"c{number}.{n}", "artifact_create", {"name": "n" * 90}) for n in range(40))
+        entries: list[Entry] = [
+            CycleStarted(number, 0.0, 0, RUN.budgets),
+            ModelAnswered(number, "", calls, 1),
+        ]
+        entries += [ToolReturned(number, call.call_id, call.name, True, "r" * 150) for call in calls]
+        for entry in (*entries, CycleEnded(number, None, 1, 40)):
+            progress = apply(progress, entry)
+        progress = fold(progress)
+
+    shown = sum(len(str(line)) for line in conversation(RUN, progress, "{}"))
+    assert shown < 3 * HISTORY_CHARS_MAX
+    assert len(progress.past[-1].turns[0].results) == 40

@@ -77,7 +77,7 @@ async def test_a_crashed_child_is_started_again() -> None:
         os.kill(first, signal.SIGKILL)
         await log.shows("child", "up", times=2)
         assert child.pid not in (None, first)
-    assert ("child", "ended; starting it again in 0.25 s") in log.lines
+    assert ("child", "ended by SIGKILL; starting it again in 0.25 s") in log.lines
 
 
 async def test_a_child_that_ends_before_it_was_ready_ends_the_start_with_its_own_words() -> None:

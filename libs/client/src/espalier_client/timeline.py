@@ -122,7 +122,7 @@ def _counted(payload: Payload, member: str, thing: str) -> str:
 def _called(payload: Payload, at: datetime) -> Said:
     name, args = str(payload.get("tool_name")), payload.get("args") or {}
     if name == "sleep":
-        return "→", "blue", f"sleep until {_wake(args, at)}{_reason(args)}"
+        return "→", "blue", f"sleep {_wake(args, at)}{_reason(args)}"
     told = " ".join(f"{key}={_short(value, VALUE_CHARS_MAX)}" for key, value in args.items())
     return "→", "magenta", f"{name} {_cut(told, TEXT_CHARS_MAX)}".rstrip()
 
@@ -131,8 +131,9 @@ def _wake(args: Payload, at: datetime) -> str:
     seconds = args.get("duration_seconds")
     if isinstance(seconds, int | float):
         at = at + timedelta(seconds=min(max(seconds, 0), timedelta(days=366).total_seconds()))
-        return at.strftime("%Y-%m-%d %H:%M:%S UTC")
-    return _cut(_text(args.get("until")), VALUE_CHARS_MAX)
+        return at.strftime("until %Y-%m-%d %H:%M:%S UTC")
+    until = args.get("until")
+    return "without a time" if until is None else f"until {_cut(_text(until), VALUE_CHARS_MAX)}"
 
 
 def _reason(args: Payload) -> str:

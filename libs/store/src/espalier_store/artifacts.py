@@ -46,6 +46,7 @@ async def insert_artifact(connection: Connection, owner_id: UUID, artifact: NewA
     )
 
 
+TAKE_TURNS = "select pg_advisory_xact_lock(hashtextextended('blobs ' || $1::uuid::text, 0))"
 INSERT_BLOB = """
 insert into blobs (owner_id, sha256, size_bytes) values ($1, $2, $3) on conflict do nothing returning sha256
 """
@@ -53,7 +54,12 @@ INSERT_CHUNK = "insert into blob_chunks (owner_id, sha256, chunk_no, bytes) valu
 
 
 async def put_blob(connection: Connection, owner_id: UUID, sha256: str, content: bytes) -> None:
-    """Store the bytes unless the owner has them already."""
+    """Store the bytes unless the owner has them already.
+
+    Writers of one owner take turns until they commit: two that write the same bytes in opposite orders would
+    wait for each other.
+    """
+    await connection.execute(TAKE_TURNS, owner_id)
     if await connection.fetchval(INSERT_BLOB, owner_id, sha256, len(content)) is None:
         return
     for number, start in enumerate(range(0, len(content), CHUNK_BYTES)):
