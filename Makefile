@@ -1,8 +1,10 @@
 # The one way in. CI calls the same targets. What must be on the machine: Python 3.11 with venv, git, make.
 
 PYTHON ?= python3
-REPO   ?= $(CURDIR)
 JOBS   ?= 2
+ifeq ($(origin REPO),undefined)
+REPO := $(CURDIR)
+endif
 
 BIN   := .venv/bin
 STAMP := .venv/.set-up
@@ -39,8 +41,9 @@ setup: $(STAMP) ## make .venv from requirements.lock (PYTHON=... chooses the int
 up: $(STAMP) ## start everything on this machine; Ctrl-C stops it
 	@$(BIN)/espalier up
 
+demo: export DEMO_REPO = $(value REPO)
 demo: $(STAMP) ## let an agent write release notes for a git repository (REPO=path, default: this one)
-	@$(BIN)/espalier demo --repo "$(REPO)"
+	@$(BIN)/espalier demo --repo "$$DEMO_REPO"
 
 check: $(STAMP) ## style, types, import contracts, architecture, freshness of the lock
 	$(BIN)/ruff check .

@@ -15,9 +15,10 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 WAIT_S = 45.0
 CONTENT = "once, with ünïcode\n"
+MADE = "${/results/0/artifact_id}"
 PLAN = [
     {"calls": [{"tool": "artifact_create", "args": {"name": "a.md", "content": CONTENT}}]},
-    {"calls": [{"tool": "complete", "args": {"artifact_ids": ["${/results/0/artifact_id}"]}}]},
+    {"calls": [{"tool": "complete", "args": {"final_message": "made", "artifact_ids": [MADE]}}]},
 ]
 AGENT = AgentCreate(
     name="reader",
@@ -40,7 +41,6 @@ async def test_everything_that_the_client_reads_is_what_the_runtime_holds(
             run = await client.run_create(RunCreate(agent_id=made.id, goal="make a file", inputs=inputs))
             events = [event async for event in client.follow(run.id)]
             result = events[-1].payload["result"]
-            print(*[(e.type, e.payload) for e in events], sep=chr(10))
 
             agent = await client.agent_get(made.id)
             assert (agent.id, agent.name, agent.constitution) == (made.id, "reader", AGENT.constitution)

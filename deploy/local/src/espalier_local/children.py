@@ -67,6 +67,7 @@ class Child:
         self._restart = restart
         self._process: Process | None = None
         self._was_ready = False
+        self._ending = ""
         self._stopping = anyio.Event()
         self._ended = anyio.Event()
 
@@ -133,6 +134,7 @@ class Child:
                 await self._attend(process)
             finally:
                 self._process = None
+        self._ending = _ending(process.returncode)
         return time.monotonic() - began
 
     async def _attend(self, process: Process) -> None:
@@ -158,7 +160,7 @@ class Child:
 
     async def _back_off(self, failures: int) -> None:
         pause_s = min(BACKOFF_FIRST_S * 2 ** (failures - 1), BACKOFF_MAX_S)
-        self._on_line(self.name, f"ended; starting it again in {pause_s:g} s")
+        self._on_line(self.name, f"ended {self._ending}; starting it again in {pause_s:g} s")
         with anyio.move_on_after(pause_s):
             await self._stopping.wait()
 
@@ -199,6 +201,13 @@ async def running(
                     async with anyio.create_task_group() as stops:
                         for child in children:
                             stops.start_soon(child.stop)
+
+
+def _ending(returncode: int | None) -> str:
+    if returncode is None or returncode >= 0:
+        return f"with exit code {returncode}"
+    known = {int(number): number.name for number in signal.Signals}
+    return f"by {known.get(-returncode, f'signal {-returncode}')}"
 
 
 @contextmanager

@@ -134,11 +134,19 @@ def demo(
     output: Annotated[
         Path | None, typer.Option(help="Where the notes go. [demo/release-notes.md in the data folder]")
     ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="ESPALIER_DATA_DIR",
+            readable=False,
+            help="Data folder that the notes go to by default. [./.espalier]",
+        ),
+    ] = None,
 ) -> None:
     """Start a runtime, let an agent write release notes of a repository, print where they are, stop."""
     from espalier_local.demo import demo as run_demo
 
-    run_demo(repo, output)
+    run_demo(repo, output, data_dir)
 
 
 def main() -> None:

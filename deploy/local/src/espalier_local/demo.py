@@ -6,6 +6,8 @@ thinks with the scripted model and the plan beside this file, which knows nothin
 stand `runtime.py`, `git_history.py` and the client; above it `command.py`.
 """
 
+import os
+import signal
 import sys
 from collections import deque
 from contextlib import aclosing
@@ -21,7 +23,7 @@ from espalier_client import AepClient, ClientError
 from espalier_client.commands.artifact import save
 from espalier_client.timeline import Timeline, printable
 from espalier_local.errors import LocalError
-from espalier_local.folder import locate_folder, open_folder, throwaway_folder
+from espalier_local.folder import locate_folder, open_folder, plainly, throwaway_folder
 from espalier_local.git_history import History, read_history
 from espalier_local.options import RuntimeOptions
 from espalier_local.runtime import local_runtime
@@ -40,16 +42,23 @@ CEILINGS = Ceilings(max_cycles=8, max_subagents=0, max_tool_calls_per_cycle=4, m
 BUDGETS = Budgets(tokens_per_cycle=2_000_000, tool_calls_per_cycle=4, seconds_per_cycle=120)
 
 
-def demo(repo: Path, output: Path | None = None) -> None:
-    """Write release notes for the repository and say where they are. Raises LocalError if that fails."""
-    anyio.run(write_release_notes, repo, output)
+def demo(repo: Path, output: Path | None = None, data_dir: Path | None = None) -> None:
+    """Write release notes for the repository and say where they are. Raises LocalError if that fails.
+
+    Without `output` they go below the data folder. Call it from the main thread.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            # As Ctrl-C, which unwinds everything: the runtime is stopped and its folder removed.
+            signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+    anyio.run(write_release_notes, repo, output, data_dir)
 
 
-async def write_release_notes(repo: Path, output: Path | None) -> None:
+async def write_release_notes(repo: Path, output: Path | None, data_dir: Path | None) -> None:
     history = await read_history(repo)
+    path = _writable(output or _usual_place(data_dir))
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     _say(_what_was_read(history))
-    path = output or _usual_place()
     _say("Starting a runtime of its own: Postgres, Redis, gateway, worker.")
     log: deque[str] = deque(maxlen=LOG_LINES_MAX)
     try:
@@ -123,14 +132,26 @@ def _what_was_read(history: History) -> str:
     return f"Read {read} of {history.total} commits by {people} in {history.repository}{older}."
 
 
-def _usual_place() -> Path:
+def _writable(path: Path) -> Path:
+    """Found out before the work, not after it."""
+    if path.is_dir():
+        raise LocalError(f"{path} is a folder; name a file in it.")
+    if not path.parent.is_dir():
+        raise LocalError(f"There is no folder {path.parent} to write {path.name} to.")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise LocalError(f"{path} cannot be written: its folder is closed to you.")
+    return path
+
+
+def _usual_place(data_dir: Path | None) -> Path:
     """Below the data folder, which keeps itself out of a person's repository."""
-    folder = locate_folder(None)
-    if not folder.exists():
-        with open_folder(folder):
-            pass  # making it is all
+    folder = locate_folder(data_dir)
     path = folder / NOTES
-    path.parent.mkdir(exist_ok=True)
+    with plainly(folder):
+        if not folder.exists():
+            with open_folder(folder):
+                pass  # making it is all
+        path.parent.mkdir(exist_ok=True)
     return path
 
 

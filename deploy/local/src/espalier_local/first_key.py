@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from espalier_local.folder import PROFILE
 from espalier_local.keys import create_key
+from espalier_local.preflight import read_settings
 from espalier_local.schema import unreachable
 from espalier_local.servers import LocalServers
 from espalier_protocol.access import SCOPES
@@ -38,8 +39,9 @@ async def mint_key(postgres_url: str, owner: str, scopes: Sequence[str]) -> str:
 
 @asynccontextmanager
 async def _transaction(postgres_url: str) -> AsyncIterator[Connection]:
+    settings = read_settings(PostgresSettings, postgres_url=postgres_url)
     try:
-        connection = await connect(PostgresSettings(postgres_url=postgres_url))
+        connection = await connect(settings)
     except Exception as err:  # the network's errors and the driver's, which only the store names
         raise unreachable(postgres_url, err) from err
     try:

@@ -38,11 +38,13 @@ class DataFolder:
 
     def read(self, name: str) -> dict[str, str]:
         """A private file's members; empty if it does not exist."""
-        return read_private(self.path / name)
+        with plainly(self.path):
+            return read_private(self.path / name)
 
     def write(self, name: str, members: Mapping[str, str]) -> None:
         """Replace a private file in one step, readable by the caller only."""
-        _write_private(self.path / name, members)
+        with plainly(self.path):
+            _write_private(self.path / name, members)
 
     def remove(self, name: str) -> None:
         """Forget a private file."""
@@ -59,15 +61,17 @@ class DataFolder:
     def lend(self, name: str, text: str) -> Path:
         """A private file for the servers' account to read; the caller removes it."""
         path = self.path / name
-        _write_file(path, text)
-        own(self.account, path)
+        with plainly(self.path):
+            _write_file(path, text)
+            own(self.account, path)
         return path
 
     def make_room(self, name: str) -> Path:
         """A sub-folder that belongs to the servers' account and to nobody else."""
         room = self.path / name
-        room.mkdir(mode=0o700, exist_ok=True)
-        own(self.account, room)
+        with plainly(self.path):
+            room.mkdir(mode=0o700, exist_ok=True)
+            own(self.account, room)
         return room
 
 
@@ -91,7 +95,7 @@ def locate_folder(chosen: Path | None) -> Path:
 def open_folder(path: Path) -> Iterator[DataFolder]:
     """Make the folder if need be and hold its lock; every complaint is one sentence."""
     account = server_account()
-    with _plainly(path):
+    with plainly(path):
         _make(path, account)
         lock = _take_lock(path)
     try:
@@ -116,7 +120,7 @@ def throwaway_folder() -> Iterator[Path]:
 
 def running_servers(path: Path) -> dict[str, str]:
     """Where a launcher that is alive put its servers; the left-over file of a dead one is not believed."""
-    with _plainly(path):
+    with plainly(path):
         found = read_private(path / RUNTIME)
         if not found or not _is_locked(path):
             raise LocalError(
@@ -204,7 +208,8 @@ def _is_locked(path: Path) -> bool:
 
 
 @contextmanager
-def _plainly(path: Path) -> Iterator[None]:
+def plainly(path: Path) -> Iterator[None]:
+    """What the system refuses in the folder is one sentence."""
     try:
         yield
     except OSError as err:

@@ -21,7 +21,7 @@ from espalier_local.binaries import POSTGRES, postgres_major, runnable_program
 from espalier_local.children import ChildPlan, guarded, running
 from espalier_local.console import OnLine
 from espalier_local.errors import LocalError
-from espalier_local.folder import SECRETS, DataFolder
+from espalier_local.folder import SECRETS, DataFolder, plainly
 from espalier_local.ports import LOOPBACK, free_port
 
 USER = DATABASE = "postgres"
@@ -55,7 +55,8 @@ async def run_postgres(
     A crashed server is started again on the same port. On leaving, a fast shutdown.
     """
     programs = (await anyio.to_thread.run_sync(runnable_program, POSTGRES, folder.account)).parent
-    password = await _prepare(folder, programs)
+    with plainly(folder.path):
+        password = await _prepare(folder, programs)
     await _predecessor_gone(folder.path / ROOM / "postmaster.pid")
     port = free_port()
     plan = ChildPlan(

@@ -6,11 +6,12 @@ stand `servers.py` and `children.py`, beside it `first_key.py` and `schema.py`.
 
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import anyio.to_thread
 import httpx2
 
 from espalier_local.children import Child, ChildPlan, running
@@ -19,6 +20,7 @@ from espalier_local.first_key import ensure_profile
 from espalier_local.folder import PROFILE, locate_folder
 from espalier_local.options import RuntimeOptions
 from espalier_local.ports import require_port
+from espalier_local.preflight import require_plan, require_settings
 from espalier_local.schema import bring_up_to_date
 from espalier_local.servers import LocalServers, local_servers
 
@@ -47,11 +49,15 @@ async def local_runtime(options: RuntimeOptions, *, on_line: OnLine = quiet) -> 
     Raises LocalError when something the person can put right is in the way; by then all is stopped again.
     """
     port = require_port(options.host, options.port)  # before anything is started
+    env = _environment(options, port, colour=getattr(on_line, "colour", False))
+    if options.script is not None:
+        await anyio.to_thread.run_sync(require_plan, options.script)
+    require_settings(env)
     base_url = _base_url(options.host, port)
     async with _servers(options, on_line) as servers:
         await bring_up_to_date(servers.postgres_url)
         api_key = await ensure_profile(servers, base_url)
-        plans = _services(options, port, servers, colour=getattr(on_line, "colour", False))
+        plans = _services(options, {**env, **_server_urls(servers), **options.env})
         async with (
             running(plans, on_line, restart=options.restart) as (gateway, *workers),
             httpx2.AsyncClient(base_url=base_url, trust_env=False) as client,
@@ -85,8 +91,11 @@ async def _answers_ready(client: httpx2.AsyncClient) -> bool:
         return False
 
 
-def _services(options: RuntimeOptions, port: int, servers: LocalServers, *, colour: bool) -> list[ChildPlan]:
-    env = _environment(options, port, servers, colour=colour)
+def _server_urls(servers: LocalServers) -> dict[str, str]:
+    return {"ESPALIER_POSTGRES_URL": servers.postgres_url, "ESPALIER_REDIS_URL": servers.redis_url}
+
+
+def _services(options: RuntimeOptions, env: Mapping[str, str]) -> list[ChildPlan]:
     names = ["worker"] if options.workers == 1 else [f"worker-{n}" for n in range(1, options.workers + 1)]
     return [
         ChildPlan(
@@ -102,14 +111,10 @@ def _services(options: RuntimeOptions, port: int, servers: LocalServers, *, colo
     ]
 
 
-def _environment(
-    options: RuntimeOptions, port: int, servers: LocalServers, *, colour: bool
-) -> dict[str, str]:
+def _environment(options: RuntimeOptions, port: int, *, colour: bool) -> dict[str, str]:
     ours = {
         "ESPALIER_HOST": options.host,
         "ESPALIER_PORT": str(port),
-        "ESPALIER_POSTGRES_URL": servers.postgres_url,
-        "ESPALIER_REDIS_URL": servers.redis_url,
         "ESPALIER_MODELS_SCRIPTED": "on" if options.scripted_plans else "off",
         "PYTHONUNBUFFERED": "1",
         "ESPALIER_LOG_COLOUR": "on" if colour else "off",

@@ -1,7 +1,7 @@
 """The servers of one machine as a context manager: Postgres and Redis on a data folder, or at URLs.
 
 Does not know the schema, and no service. Above it stand `runtime.py` and the tests, below it `postgres.py`,
-`redis.py` and `folder.py`.
+`redis.py`, `addresses.py` and `folder.py`.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -9,14 +9,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from espalier_local.addresses import POSTGRES_SCHEMES, REDIS_SCHEMES, require_kind, require_redis
 from espalier_local.console import OnLine, quiet
-from espalier_local.errors import LocalError
 from espalier_local.folder import RUNTIME, DataFolder, open_folder
 from espalier_local.postgres import run_postgres
 from espalier_local.redis import run_redis
-
-POSTGRES_SCHEMES = ("postgresql://", "postgres://")
-REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +38,10 @@ async def local_servers(
 
     While it is open, `runtime.json` tells other commands where the servers are. Raises LocalError.
     """
-    _check(postgres_url, POSTGRES_SCHEMES, "--postgres-url")
-    _check(redis_url, REDIS_SCHEMES, "--redis-url")
+    require_kind(postgres_url, POSTGRES_SCHEMES, "--postgres-url")
+    require_kind(redis_url, REDIS_SCHEMES, "--redis-url")
+    if redis_url is not None:
+        await require_redis(redis_url)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(open_folder(data_dir))
         if postgres_url is None:
@@ -53,8 +52,3 @@ async def local_servers(
         folder.write(RUNTIME, {"postgres_url": postgres_url, "redis_url": redis_url})
         stack.callback(folder.remove, RUNTIME)
         yield LocalServers(folder, postgres_url, redis_url)
-
-
-def _check(url: str | None, schemes: tuple[str, ...], option: str) -> None:
-    if url is not None and not url.startswith(schemes):
-        raise LocalError(f"The address given with {option} must start with {' or '.join(schemes)}.")
