@@ -44,7 +44,6 @@ STEPS_MAX = 2_000
 RUN = RunFacts(
     run_id="run_x",
     agent_id="agt_x",
-    agent_name="x",
     constitution=Constitution(immutable_directives="i", mutable_prompt="m", mutable_prompt_policy="auto"),
     goal="goal",
     inputs={},

@@ -61,7 +61,6 @@ def test_a_request_without_an_id_or_with_null_is_a_notification() -> None:
     absent: dict[str, JsonValue] = {"jsonrpc": "2.0", "method": "run.get"}
     for value in (absent, {**CALL, "id": None}):
         assert entry_of(value) == Request(None, "run.get", None)
-    assert Request(None, "run.get", None).is_notification
 
 
 @settings(deadline=None)
@@ -69,7 +68,6 @@ def test_a_request_without_an_id_or_with_null_is_a_notification() -> None:
 def test_a_good_id_comes_back_with_its_type_in_results_and_errors(request_id: RequestId) -> None:
     entry = entry_of({**CALL, "id": request_id})
     assert isinstance(entry, Request)
-    assert not entry.is_notification
     assert entry.id is not None
     for body in (result_body(entry.id, b"null"), error_body(entry.id, -32603, "no")):
         answer = loads(body)

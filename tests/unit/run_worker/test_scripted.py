@@ -46,7 +46,6 @@ def facts(
     return RunFacts(
         run_id="run_1",
         agent_id="agt_1",
-        agent_name="Ada",
         constitution=Constitution(
             immutable_directives="Be kind.", mutable_prompt="", mutable_prompt_policy="auto"
         ),

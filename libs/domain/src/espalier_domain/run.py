@@ -43,7 +43,6 @@ class RunFacts:
 
     run_id: str
     agent_id: str
-    agent_name: str
     constitution: Constitution
     goal: str
     inputs: dict[str, Any]

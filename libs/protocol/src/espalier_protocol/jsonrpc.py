@@ -23,16 +23,14 @@ _MEMBERS = frozenset({"jsonrpc", "id", "method", "params"})
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A well-formed envelope. `params` is None when the member was absent."""
+    """A well-formed envelope. `params` is None when the member was absent.
+
+    Without an id, or with `id: null`, it is a notification: it gets no response, not even an error.
+    """
 
     id: RequestId | None
     method: str
     params: dict[str, JsonValue] | list[JsonValue] | None
-
-    @property
-    def is_notification(self) -> bool:
-        """Without an id, or with `id: null`, it gets no response, not even an error."""
-        return self.id is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ async def count_live_runs(connection: Connection, owner_id: UUID, agent_id: UUID
 
 FACTS = """
 select r.goal, r.inputs, r.max_cycles, r.max_subagents, r.max_tool_calls_per_cycle, r.max_wall_seconds,
-    a.id as agent_id, a.name, a.immutable_directives, a.mutable_prompt, a.mutable_prompt_policy,
+    a.id as agent_id, a.immutable_directives, a.mutable_prompt, a.mutable_prompt_policy,
     a.budgets, a.metadata
 from runs r join agents a on a.id = r.agent_id and a.owner_id = r.owner_id
 where r.owner_id = $1 and r.id = $2
@@ -113,7 +113,6 @@ async def run_facts(connection: Connection, owner_id: UUID, run_id: UUID) -> Run
     return RunFacts(
         run_id=to_wire("run", run_id),
         agent_id=to_wire("agt", row["agent_id"]),
-        agent_name=row["name"],
         constitution=Constitution(
             immutable_directives=row["immutable_directives"],
             mutable_prompt=row["mutable_prompt"],
