@@ -9,6 +9,7 @@ import pytest
 
 from espalier_acts.agents import create_agent
 from espalier_acts.runs import RunOrder, create_run
+from espalier_eventlog import RedisSettings, open_streams, stream_key
 from espalier_local.ports import free_port
 from espalier_protocol.agent import AgentCreate, Budgets, Ceilings, Constitution
 from espalier_protocol.ids import from_wire
@@ -93,3 +94,19 @@ async def test_a_run_that_nobody_can_read_is_ended_and_keeps_no_other_waiting(
     poisoned = ("error", {"reason": "poison: 3 claims of the run came to nothing"})
     assert set(map(str, await results(pool, broken))) == {str(poisoned)}
     assert not worker.has_died()
+
+
+async def test_a_stream_that_redis_refuses_stands_in_no_other_runs_way(
+    pool: Pool, owner_id: UUID, start: Start, stores: Any
+) -> None:
+    runs = await start_runs(pool, owner_id, *[[{"text": "ok"}]] * 2)
+    async with open_streams(RedisSettings(redis_url=stores.redis_url)) as redis:
+        await redis.set(stream_key(stores.redis_prefix, runs[0]), "no stream")
+        start("worker", **SHORT_LEASE)
+
+        assert {state for state, _ in await results(pool, runs)} == {"complete"}
+        with anyio.fail_after(WAIT_S):
+            while await pool.fetchval("select count(*) from outbox"):
+                await anyio.sleep(POLL_S)
+        ((last, _),) = await redis.xrevrange(stream_key(stores.redis_prefix, runs[1]), count=1)
+    assert last == b"4-0", "the other run's stream goes to its end"

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from espalier_acts.log import Written, load_progress, write_entries
 from espalier_domain.errors import LifecycleConflict, NotFound
-from espalier_domain.journal import RunCreated
+from espalier_domain.journal import Entry, RunCreated
 from espalier_domain.progress import Progress
 from espalier_domain.run import closing
 from espalier_protocol.ids import to_wire
@@ -78,7 +78,7 @@ async def cancel_run(
     )
 
 
-def cancelled(progress: Progress) -> tuple[Any, ...]:
+def cancelled(progress: Progress) -> tuple[Entry, ...]:
     """The entries that end a run whose cancel was asked for."""
     return closing(progress, "cancelled", {"reason": "cancelled"}, open_calls="cancelled")
 

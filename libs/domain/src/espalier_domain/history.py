@@ -1,8 +1,8 @@
 """What the model is shown of a run: the normalised form of a conversation, and how old cycles fold.
 
-Three kinds of lines never fall out: the constitution, the goal, and what is unread. Older cycles shrink to
-their decision and the results of their calls, so a run that has lived a thousand cycles costs a prompt of
-the same size as one that has lived ten.
+The constitution, the goal and the newest cycle never fall out. Older cycles shrink to their decision and
+short results, then to their decision, so that a run which has lived a thousand cycles costs a prompt of the
+same size as one that has lived ten.
 """
 
 from dataclasses import dataclass, replace

@@ -14,7 +14,7 @@ from uuid import UUID
 import anyio
 import structlog
 from redis.asyncio import Redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 
 from espalier_eventlog import DATA_FIELD, STREAM_EVENTS_MAX, STREAM_LIFE_S, TYPE_FIELD, stream_key
 from espalier_protocol.events import NumberedEvent
@@ -24,6 +24,9 @@ QUEUE_ACTS_MAX: Final = 10_000
 DEADLINE_S: Final = 0.25
 BREAKER_S: Final = 1.0
 ACKNOWLEDGE_EVERY_S: Final = 0.2
+PASSING: Final = (OutOfMemoryError, ReadOnlyError)
+"""Refusals that concern the whole server and end when it is well again."""
+
 ALREADY_THERE: Final = "equal or smaller"
 """What Redis says of an entry id that is not above the last one."""
 
@@ -34,15 +37,15 @@ class StreamsAway(Exception):
     """Redis did not take everything. What is missing is still in the outbox."""
 
 
-class StreamRefused(StreamsAway):
-    """Redis answers and refuses this one stream; others are not concerned."""
+class StreamRefused(Exception):
+    """Redis answers and refuses this one stream, and will again. Its readers have Postgres."""
 
 
 Acknowledge = Callable[[Sequence[int]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class _Act:
     """The events of one committed transaction of one run."""
 
     run_id: UUID
@@ -63,7 +66,7 @@ class Publisher:
         self._redis = redis
         self._prefix = prefix
         self._acknowledge = acknowledge
-        self._send, self._receive = anyio.create_memory_object_stream[Act](QUEUE_ACTS_MAX)
+        self._send, self._receive = anyio.create_memory_object_stream[_Act](QUEUE_ACTS_MAX)
         self._orders: dict[UUID, _RunOrder] = {}
         self._closed_until = 0.0
 
@@ -80,12 +83,17 @@ class Publisher:
             if not order.users:
                 self._orders.pop(run_id, None)
 
-    def publish(self, act: Act) -> None:
-        """Queue the events of a committed act. A full queue leaves them to the sweeper."""
+    def publish(self, run_id: UUID, outbox_id: int | None, events: tuple[NumberedEvent, ...]) -> None:
+        """Queue the events of a committed act; without an outbox row there are none.
+
+        A full queue leaves them to the sweeper.
+        """
+        if outbox_id is None:
+            return
         try:
-            self._send.send_nowait(act)
+            self._send.send_nowait(_Act(run_id, outbox_id, events))
         except (anyio.WouldBlock, anyio.ClosedResourceError, anyio.BrokenResourceError):
-            log.warning("publisher.left_to_the_sweeper", run_id=str(act.run_id))
+            log.warning("publisher.left_to_the_sweeper", run_id=str(run_id))
 
     async def run(self) -> None:
         """Send what is queued, for ever. Outbox rows are forgotten in batches."""
@@ -103,18 +111,20 @@ class Publisher:
     async def send(self, run_id: UUID, events: Sequence[NumberedEvent]) -> None:
         """Add the events to the run's stream now. Those that it has already are refused, which is success.
 
-        Raises StreamsAway; some of the events may be there then.
+        Raises StreamsAway or StreamRefused; some of the events may be there then.
         """
         try:
             answers = await _add(self._redis, self._prefix, run_id, events)
         except (RedisError, OSError) as error:
             raise StreamsAway from error
         for answer in answers:
-            there = isinstance(answer, ResponseError) and ALREADY_THERE in str(answer)
-            if isinstance(answer, Exception) and not there:
+            if not isinstance(answer, Exception) or ALREADY_THERE in str(answer):
+                continue
+            if isinstance(answer, ResponseError) and not isinstance(answer, PASSING):
                 raise StreamRefused from answer
+            raise StreamsAway from answer
 
-    async def _deliver(self, act: Act) -> bool:
+    async def _deliver(self, act: _Act) -> bool:
         with anyio.move_on_after(DEADLINE_S):
             try:
                 await self.send(act.run_id, act.events)

@@ -20,12 +20,11 @@ RING: Final = "ring"
 """Name of the job; its one argument is the run id as text."""
 
 RING_DEADLINE_S: Final = 0.25
-RING_LIFE_MS: Final = 60_000
+RING_LIFE_S: Final = 60
 """A ring that nobody heard for this long is dropped; the run is found in Postgres."""
 
 TOKENS_MAX: Final = 64
 """Length to which the wake list is trimmed; one token wakes one idle worker."""
-
 
 CONNECT_TIMEOUT_S: Final = 1.0
 CONNECTIONS_MAX: Final = 32
@@ -98,7 +97,7 @@ class Doorbell:
                     str(run_id),
                     _job_id=f"{self._names.prefix}{uuid4().hex}",
                     _queue_name=self._names.queue,
-                    _expires=RING_LIFE_MS / 1000,
+                    _expires=RING_LIFE_S,
                 )
                 await self._wake_one()
             except QUEUE_AWAY:

@@ -119,7 +119,7 @@ async def list_agents(
 
 
 LOCK_AGENT = """
-select lifecycle_state, max_live_runs, ceilings, subject_ids, root_id
+select lifecycle_state, max_live_runs, ceilings, subject_ids
 from agents where owner_id = $1 and id = $2 for no key update
 """
 
@@ -132,7 +132,6 @@ class LockedAgent:
     max_live_runs: int
     ceilings: Ceilings
     subject_ids: list[str]
-    root_id: UUID
 
 
 async def lock_agent(connection: Connection, owner_id: UUID, agent_id: UUID) -> LockedAgent | None:
@@ -144,7 +143,6 @@ async def lock_agent(connection: Connection, owner_id: UUID, agent_id: UUID) -> 
         row["max_live_runs"],
         Ceilings(**row["ceilings"]),
         row["subject_ids"],
-        row["root_id"],
     )
 
 

@@ -68,12 +68,12 @@ async def open_pool(settings: PostgresSettings) -> AsyncIterator[Pool]:
         pool.terminate()
 
 
-async def connect(settings: PostgresSettings, **extra: str) -> Connection:
+async def connect(settings: PostgresSettings) -> Connection:
     """One connection outside the pool, with the same promises."""
     return await asyncpg.connect(
         settings.postgres_url,
         timeout=CONNECT_TIMEOUT_S,
-        server_settings={**_promises(settings), **extra},
+        server_settings=_promises(settings),
     )
 
 

@@ -12,7 +12,7 @@ import anyio
 import structlog
 
 from espalier_acts.log import Written
-from espalier_eventlog.publisher import Act, Publisher
+from espalier_eventlog.publisher import Publisher
 from espalier_jobs import Doorbell
 
 RINGS_WAITING_MAX: Final = 1000
@@ -34,8 +34,7 @@ class Couriers:
         return self._publisher.in_order(run_id)
 
     def publish(self, written: Written) -> None:
-        if written.outbox_id is not None:
-            self._publisher.publish(Act(written.run_id, written.outbox_id, written.events))
+        self._publisher.publish(written.run_id, written.outbox_id, written.events)
 
     def ring(self, run_id: UUID) -> None:
         try:

@@ -17,7 +17,7 @@ from espalier_domain.errors import Conflicted, FenceReached, LeaseLost, Unavaila
 from espalier_domain.journal import Entry, RunEnded
 from espalier_domain.progress import Progress
 from espalier_domain.run import RunFacts, Step, closing, next_step
-from espalier_eventlog.publisher import Act, Publisher
+from espalier_eventlog.publisher import Publisher
 from espalier_run_worker.draft import Draft
 from espalier_store.fleet import claim_run, release_lease
 from espalier_store.pool import Pool, transaction
@@ -34,7 +34,6 @@ POISON: Final = {"reason": f"poison: {CLAIMS_MAX} claims of the run came to noth
 GIVE_BACK_WAIT_S: Final = 5.0
 GIVE_BACK_TRIES: Final = 8
 GIVE_BACK_AGAIN_S: Final = 0.5
-
 
 Record = Callable[[Draft], Awaitable[None]]
 
@@ -143,7 +142,7 @@ class Held:
         self._cycles_here += draft.resting()
         self._age_s, self._age_at = draft.run.age_s, asked_at
         self.renewed(asked_at)
-        _publish(self._publisher, written)
+        self._publisher.publish(written.run_id, written.outbox_id, written.events)
 
     async def give_back(self) -> None:
         """Release the lease if it is still ours, so that another worker can take the run at once.
@@ -167,7 +166,8 @@ async def claim(pool: Pool, publisher: Publisher, lease_ttl_s: float, run_id: UU
     A run that cannot even be read is claimed all the same, so that it is tried a few times and then ended.
     """
     try:
-        return await _claim(pool, publisher, lease_ttl_s, run_id)
+        async with publisher.in_order(run_id):
+            return await _claim(pool, publisher, lease_ttl_s, run_id)
     except (Unavailable, LeaseLost):
         raise
     except Exception:
@@ -202,9 +202,4 @@ async def _claim_unread(pool: Pool, publisher: Publisher, lease_ttl_s: float, ru
         written = await write_entries(
             connection, run, Progress(), (end,), release=True, lease_ttl_s=lease_ttl_s
         )
-    _publish(publisher, written)
-
-
-def _publish(publisher: Publisher, written: Written) -> None:
-    if written.outbox_id is not None:
-        publisher.publish(Act(written.run_id, written.outbox_id, written.events))
+    publisher.publish(written.run_id, written.outbox_id, written.events)

@@ -18,7 +18,7 @@ Live = Callable[[UUID], Awaitable[None]]
 
 
 class Slots:
-    """Offers of runs come from the doorbell, the look-out and finished runs; each is taken at most once."""
+    """Runs are offered by the doorbell and the look-out; one that lives here is not taken twice."""
 
     def __init__(self, count: int, live: Live) -> None:
         self._count = count

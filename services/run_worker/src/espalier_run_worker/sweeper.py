@@ -11,7 +11,7 @@ import structlog
 
 from espalier_acts.runs import cancel_run
 from espalier_domain.errors import DomainError, LeaseLost
-from espalier_eventlog.publisher import Act, Publisher, StreamRefused, StreamsAway
+from espalier_eventlog.publisher import Publisher, StreamRefused, StreamsAway
 from espalier_store.events import events_after
 from espalier_store.fleet import Unpublished, delete_published, overdue_cancels, unpublished
 from espalier_store.pool import Connection, Pool, transaction
@@ -50,7 +50,10 @@ async def force_cancels(pool: Pool, publisher: Publisher) -> None:
 
 
 async def publish_again(pool: Pool, publisher: Publisher) -> None:
-    """Send the events of acts whose outbox row is still there after PUBLISH_AFTER_S, run by run."""
+    """Send the events of acts whose outbox row is still there after PUBLISH_AFTER_S, run by run.
+
+    A stream that Redis refuses for good is given up, or its rows would stand before those of every other run.
+    """
     async with transaction(pool) as connection:
         by_run: dict[UUID, list[Unpublished]] = {}
         for act in await unpublished(connection, PUBLISH_AFTER_S, ROWS_MAX):
@@ -64,16 +67,15 @@ async def publish_again(pool: Pool, publisher: Publisher) -> None:
             except (StreamsAway, TimeoutError):
                 log.warning("sweeper.redis_away")
                 return
-            else:
-                await delete_published(connection, [act.outbox_id for act in acts])
+            await delete_published(connection, [act.outbox_id for act in acts])
 
 
 async def _force(pool: Pool, publisher: Publisher, run_id: UUID, owner_id: UUID) -> None:
     async with publisher.in_order(run_id):
         async with transaction(pool) as connection:
             written = await cancel_run(connection, owner_id, run_id, force=True)
-        if written and written.outbox_id is not None:
-            publisher.publish(Act(written.run_id, written.outbox_id, written.events))
+        if written:
+            publisher.publish(written.run_id, written.outbox_id, written.events)
 
 
 async def _send_again(connection: Connection, publisher: Publisher, first: Unpublished) -> None:
