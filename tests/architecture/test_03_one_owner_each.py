@@ -1,4 +1,4 @@
-"""Absence 3: SQL only in store; Redis commands only in eventlog, jobs and the gateway's rate limits.
+"""Absence 3: SQL only in store; Redis commands only in eventlog and jobs.
 
 Who may import which package is a contract of import-linter (root pyproject.toml). Here is what an import does
 not show: statements in strings, commands on an object that was passed in, and names taken from asyncpg.
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tests.architecture.sources import ROOT, SQL, Source, calls, findings, imports, literals, report, source
 
-REDIS_HOMES = ("eventlog/", "jobs/", "gateway/rate_limits.py")
+REDIS_HOMES = ("eventlog/", "jobs/")
 REDIS_COMMANDS = frozenset(
     """xadd xread xreadgroup xrange xrevrange xtrim xlen xdel xack xautoclaim blpop brpop blmove lpush rpush
     lrange ltrim zadd zrange zrem hset hget hgetall setex psetex setnx pexpire incrby evalsha

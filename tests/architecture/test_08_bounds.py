@@ -20,7 +20,7 @@ BUFFERS = {
     "SimpleQueue": (9, "none"),  # has no bound at all
 }
 RENDEZVOUS = (0, 1)  # hand-over and one slot explain themselves, where zero does not mean "endless"
-WAITS = frozenset("sleep fail_after move_on_after wait_for timeout".split())
+WAITS = frozenset("sleep sleep_until fail_after move_on_after wait_for timeout".split())
 MARK = re.compile(r"\bbound(ed)?\b")
 
 

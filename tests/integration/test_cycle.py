@@ -50,7 +50,8 @@ class Runs:
             agent_id = from_wire("agt", made.id)
             assert agent_id is not None
             order = RunOrder(agent_id, "the goal", {"espalier.script": {"answers": answers}}, [])
-            return (await create_run(connection, self.owner_id, order)).run_id
+            _, written = await create_run(connection, self.owner_id, order)
+            return written.run_id
 
     async def get(self, run_id: UUID) -> Run:
         async with transaction(self.pool) as connection:

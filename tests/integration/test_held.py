@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from espalier_acts.agents import create_agent
-from espalier_acts.log import load_progress, write_entries
+from espalier_acts.log import load, write_entries
 from espalier_acts.runs import RunOrder, create_run
 from espalier_domain.errors import FenceReached
 from espalier_domain.journal import LimitReached, ModelAnswered, ToolCall, ToolReturned
@@ -54,7 +54,8 @@ async def run_id(pool: Pool, owner_id: UUID) -> UUID:
     async with transaction(pool) as connection:
         agent_id = from_wire("agt", (await create_agent(connection, owner_id, ANYBODY)).id)
         assert agent_id is not None
-        return (await create_run(connection, owner_id, RunOrder(agent_id, "goal", {}, []))).run_id
+        _, written = await create_run(connection, owner_id, RunOrder(agent_id, "goal", {}, []))
+        return written.run_id
 
 
 async def taken(pool: Pool, publisher: Publisher, run_id: UUID, lease_ttl_s: float = LEASE_TTL_S) -> Held:
@@ -98,7 +99,7 @@ async def test_a_page_of_large_events_ends_early_and_no_event_is_missing(
     async with transaction(pool) as connection:
         run = await lock_run(connection, owner_id, run_id)
         assert run is not None
-        progress = await load_progress(connection, owner_id, run_id)
+        _, progress = await load(connection, owner_id, run_id)
         large = tuple(LimitReached(None, "budget_exhausted", "x" * 400_000) for _ in range(7))
         await write_entries(connection, run, progress, large, release=True, lease_ttl_s=0)
 

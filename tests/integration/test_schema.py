@@ -15,7 +15,7 @@ import pytest
 import espalier_store
 from espalier_local.servers import LocalServers
 from espalier_store.migrate import migrate
-from espalier_store.pool import REVISIONS
+from espalier_store.pool import REVISIONS, schema_ready
 
 pytestmark = pytest.mark.anyio
 
@@ -71,3 +71,19 @@ async def test_two_migrations_at_once_leave_one_schema(make_database: MakeDataba
     revisions = await connection.fetch("select version_num from schema_revision")
     await connection.close()
     assert [row["version_num"] for row in revisions] == [REVISIONS[-1]]
+
+
+async def test_a_database_of_an_older_build_is_waited_for_and_one_of_a_newer_build_is_used(
+    make_database: MakeDatabase,
+) -> None:
+    database = await make_database()
+    connection = await asyncpg.connect(database)
+    told = {"nothing": await schema_ready(connection)}
+    await migrate(database)
+    for revision in (*REVISIONS, "9999"):
+        await connection.execute("update schema_revision set version_num = $1", revision)
+        told[revision] = await schema_ready(connection)
+    await connection.close()
+    older = dict.fromkeys(["nothing", *REVISIONS[:-1]], False)
+    assert told == {**older, REVISIONS[-1]: True, "9999": True}
+    assert len(older) > 1

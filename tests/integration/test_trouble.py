@@ -9,6 +9,7 @@ import pytest
 
 from espalier_acts.agents import create_agent
 from espalier_acts.runs import RunOrder, create_run
+from espalier_domain.progress import SNAPSHOT_VERSION
 from espalier_eventlog import RedisSettings, open_streams, stream_key
 from espalier_local.ports import free_port
 from espalier_protocol.agent import AgentCreate, Budgets, Ceilings, Constitution
@@ -38,7 +39,8 @@ async def start_runs(pool: Pool, owner_id: UUID, *plans: list[dict[str, Any]]) -
         agent_id = from_wire("agt", (await create_agent(connection, owner_id, ANYBODY)).id)
         assert agent_id is not None
         orders = [RunOrder(agent_id, "goal", {"espalier.script": {"answers": plan}}, []) for plan in plans]
-        return [(await create_run(connection, owner_id, order)).run_id for order in orders]
+        made = [await create_run(connection, owner_id, order) for order in orders]
+    return [written.run_id for _, written in made]
 
 
 async def results(pool: Pool, run_ids: list[UUID]) -> list[tuple[str, Any]]:
@@ -75,7 +77,7 @@ async def test_an_overdue_cancel_is_forced_although_redis_is_away(
 ) -> None:
     (held,) = await start_runs(pool, owner_id, [{"text": "ok"}])
     async with transaction(pool) as connection:
-        assert await claim_run(connection, held, lease_ttl_s=600)
+        assert await claim_run(connection, held, 600, SNAPSHOT_VERSION)
     await pool.execute("update runs set cancel_requested_at = now() - interval '1 minute'")
     start("worker", ESPALIER_REDIS_URL=f"redis://127.0.0.1:{free_port()}/0", **SHORT_LEASE)
 

@@ -1,43 +1,16 @@
 """What the methods of agents and runs answer, and what they leave behind."""
 
-from typing import Any
-from uuid import UUID
-
 import anyio
 import pytest
 from tests.integration.wire import AGENT, POLL_S, Gateway, Wire, request, symbol
+from tests.integration.wire_runs import event_types, lease
 
 from espalier_gateway import cancels
 from espalier_protocol.errors import ErrorCode
-from espalier_protocol.ids import from_wire
-from espalier_store.fleet import claim_run
-from espalier_store.pool import transaction
 
 pytestmark = pytest.mark.anyio
 
-LEASE_TTL_S = 60.0
 WAIT_S = 15.0
-
-
-def uuid(prefix: Any, text: str) -> UUID:
-    found = from_wire(prefix, text)
-    assert found is not None
-    return found
-
-
-async def lease(gateway: Gateway, run_id: str) -> int:
-    """Hold the run as a worker would. The token."""
-    async with transaction(gateway.pool) as connection:
-        held = await claim_run(connection, uuid("run", run_id), LEASE_TTL_S)
-    assert held is not None
-    return held.lease_token
-
-
-async def event_types(gateway: Gateway, run_id: str) -> list[str]:
-    rows = await gateway.pool.fetch(
-        "select type from events where run_id = $1 order by seq", uuid("run", run_id)
-    )
-    return [row["type"] for row in rows]
 
 
 async def test_a_created_agent_comes_back_whole(wire: Wire) -> None:
@@ -82,7 +55,7 @@ async def test_a_created_run_is_running_has_started_and_is_rung_for(wire: Wire, 
         "next_wake_at": None,
         "cancel_requested_at": None,
     }
-    assert await event_types(gateway, run["id"]) == ["run.started"]
+    assert await event_types(gateway.pool, run["id"]) == ["run.started"]
     with anyio.fail_after(WAIT_S):  # the publisher has taken it to Redis, so the outbox forgets it
         while await gateway.pool.fetchval("select count(*) from outbox"):
             await anyio.sleep(POLL_S)
@@ -103,9 +76,9 @@ async def test_cancelling_a_run_that_nobody_holds_ends_it_at_once(wire: Wire, ga
     run_id = await wire.run()
     run = await wire.call("run.cancel", run_id=run_id)
     assert (run["state"], run["ok"], run["ended_at"] is not None) == ("cancelled", True, True)
-    assert await event_types(gateway, run_id) == ["run.started", "run.ended"]
+    assert await event_types(gateway.pool, run_id) == ["run.started", "run.ended"]
     assert await wire.call("run.cancel", run_id=run_id) == run, "a second cancel changes nothing"
-    assert await event_types(gateway, run_id) == ["run.started", "run.ended"]
+    assert await event_types(gateway.pool, run_id) == ["run.started", "run.ended"]
 
 
 async def test_cancelling_a_finished_run_is_a_conflict(wire: Wire, gateway: Gateway) -> None:
@@ -119,7 +92,7 @@ async def test_cancelling_a_held_run_raises_the_flag_and_answers_the_run_as_it_s
     wire: Wire, gateway: Gateway
 ) -> None:
     run_id = await wire.run()
-    token = await lease(gateway, run_id)
+    token = await lease(gateway.pool, run_id)
     run = await wire.call("run.cancel", run_id=run_id)
     assert (run["state"], run["ok"], run["cancel_requested_at"] is not None) == ("running", True, True)
     assert await gateway.pool.fetchval("select lease_token from runs") == token
@@ -130,10 +103,10 @@ async def test_a_cancel_that_the_holder_ignores_is_forced_over_its_head(
 ) -> None:
     monkeypatch.setattr(cancels, "FORCE_AFTER_S", 0.1)
     run_id = await wire.run()
-    token = await lease(gateway, run_id)
+    token = await lease(gateway.pool, run_id)
     run = await wire.call("run.cancel", run_id=run_id)
     assert (run["state"], run["ok"]) == ("cancelled", True), "within the two seconds that the answer waits"
-    assert await event_types(gateway, run_id) == ["run.started", "run.ended"]
+    assert await event_types(gateway.pool, run_id) == ["run.started", "run.ended"]
     assert await gateway.pool.fetchval("select lease_token from runs") > token
 
 

@@ -65,10 +65,10 @@ async def test_each_method_asks_for_its_capability_before_its_scope(gateway: Gat
 
 
 async def test_a_method_that_is_not_built_yet_says_so_by_name(wire: Wire) -> None:
-    error = await wire.refused("agent.update", agent_id=await wire.agent())
+    error = await wire.refused("rpc.discover")
     assert (error["code"], error["data"]) == (
         ErrorCode.capability_not_supported,
-        {"symbol": "capability_not_supported", "method": "agent.update"},
+        {"symbol": "capability_not_supported", "method": "rpc.discover"},
     )
     error = await wire.refused("memory.read", tree_root_id="agt_x", namespace="n")
     assert error["data"] == {"symbol": "capability_not_supported", "capability": "self.learning_memory"}

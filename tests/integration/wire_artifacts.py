@@ -8,9 +8,18 @@ from espalier_store.pool import Pool, transaction
 
 
 async def keep_artifact(
-    pool: Pool, run_id: str, content: bytes, *, name: str = "notes.md", mime_type: str = "text/markdown"
+    pool: Pool,
+    run_id: str,
+    content: bytes,
+    *,
+    name: str = "notes.md",
+    mime_type: str = "text/markdown",
+    subject_id: str | None = None,
 ) -> str:
-    """An artifact of the run, as its worker would have made it. The wire id."""
+    """An artifact of the run, as its worker would have made it. The wire id.
+
+    No worker tags an artifact yet, so that the subject is written by hand.
+    """
     run = from_wire("run", run_id)
     assert isinstance(run, UUID)
     row = await pool.fetchrow("select owner_id, agent_id from runs where id = $1", run)
@@ -19,4 +28,6 @@ async def keep_artifact(
         kept = await create_artifact(
             connection, row["owner_id"], row["agent_id"], run, Content(name, mime_type, content)
         )
+        artifact = from_wire("art", kept.artifact_id)
+        await connection.execute("update artifacts set subject_id = $1 where id = $2", subject_id, artifact)
     return kept.artifact_id

@@ -14,7 +14,7 @@ from typing import Any
 from espalier_eventlog.publisher import Publisher
 from espalier_jobs import Doorbell
 from espalier_run_worker import held
-from espalier_store.pool import Connection, Pool, transaction
+from espalier_store.pool import Connection, Pool, reading, transaction
 
 _seen: Counter[str] = Counter()
 
@@ -30,16 +30,22 @@ def arm(moment: str) -> None:
 
     held.CYCLES_PER_HOLD = 1  # type: ignore[misc]
     held.transaction = _around_commits(transaction, reached)  # type: ignore[attr-defined]
+    held.reading = _around_commits(reading, reached, statement=True)  # type: ignore[attr-defined]
     Publisher.send = _around_calls("publish", Publisher.send, reached)  # type: ignore[method-assign]
     Doorbell.ring = _around_calls("ring", Doorbell.ring, reached)  # type: ignore[method-assign]
 
 
-def _around_commits(real: Any, reached: Callable[[str], None]) -> Any:
+def _around_commits(real: Any, reached: Callable[[str], None], *, statement: bool = False) -> Any:
+    """A `statement` commits by itself, so that the last moment before it is before the block."""
+
     @asynccontextmanager
     async def dying_transaction(pool: Pool) -> AsyncIterator[Connection]:
         async with real(pool) as connection:
+            if statement:
+                reached("commit.before")
             yield connection
-            reached("commit.before")
+            if not statement:
+                reached("commit.before")
         reached("commit.after")
 
     return dying_transaction

@@ -116,6 +116,28 @@ async def test_a_create_that_was_certainly_refused_is_sent_again(
     assert (await client.run_create(START)).id == "run_01"
 
 
+async def test_a_create_is_sent_again_when_something_before_the_runtime_turned_it_away(
+    runtime: Loopback, client: AepClient
+) -> None:
+    runtime.on("POST run.create", reply(429, b"<html>slow down</html>"), result(run("running")))
+
+    assert (await client.run_create(START)).id == "run_01"
+    assert len(runtime.asked("POST run.create")) == 2
+
+
+async def test_a_caller_at_its_limit_comes_again_when_the_runtime_said_and_not_before(
+    runtime: Loopback, client: AepClient
+) -> None:
+    wait_ms = 400
+    limited = error(-32603, "slow down", 429, symbol="rate_limited", retry_after_ms=wait_ms)
+    runtime.on("POST run.create", limited, result(run("running")))
+    await client.initialize()
+
+    asked_at = anyio.current_time()
+    assert (await client.run_create(START)).id == "run_01"
+    assert anyio.current_time() - asked_at >= wait_ms / 1000
+
+
 async def test_a_read_is_not_sent_for_ever(runtime: Loopback, client: AepClient) -> None:
     runtime.on("POST run.get", UNAVAILABLE)
 

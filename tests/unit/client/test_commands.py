@@ -1,16 +1,19 @@
 """The embedder's commands, against a scripted runtime: what they send, what they print, how they fail."""
 
 import hashlib
+import io
 import json
 import os
+import sys
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
-import typer
+from rich.console import Console
 from tests.unit.client.conftest import KEY
 from tests.unit.client.loopback import (
     RUN,
@@ -28,6 +31,8 @@ from tests.unit.client.test_follow import run
 from typer.testing import CliRunner, Result
 
 from espalier_client.commands import app_groups
+from espalier_client.commands import events as events_command
+from espalier_client.commands.listing import LISTED_MAX, Listing
 
 pytestmark = pytest.mark.anyio
 
@@ -35,6 +40,8 @@ EVENTS = f"GET /aep/v1/runs/{RUN}/events"
 NOTES = b"# notes\n"
 STORED = reply(200, NOTES, etag=f'"{hashlib.sha256(NOTES).hexdigest()}"')
 LIMITS = {"max_cycles": 100, "max_subagents": 8, "max_tool_calls_per_cycle": 24, "max_wall_seconds": 604800}
+ENDS_S = 30.0
+QUIET_S = 0.2
 BUDGETS = {"tokens_per_cycle": 100_000, "tool_calls_per_cycle": 12, "seconds_per_cycle": 300}
 
 
@@ -57,10 +64,7 @@ def known(runtime: Loopback, tmp_path: Path) -> Loopback:
 
 async def invoke(*words: str, **env: str) -> Result:
     """The command runs its own event loop, so it gets a thread."""
-    app = typer.Typer()
-    for name, group in app_groups().items():
-        app.add_typer(group, name=name)
-    return await anyio.to_thread.run_sync(partial(CliRunner().invoke, app, list(words), env=env))
+    return await anyio.to_thread.run_sync(partial(CliRunner().invoke, app_groups(), list(words), env=env))
 
 
 def agent(params: dict[str, Any]) -> dict[str, Any]:
@@ -79,6 +83,26 @@ def agent(params: dict[str, Any]) -> dict[str, Any]:
         "created_at": "2026-01-01T00:00:00.000Z",
         "updated_at": "2026-01-01T00:00:00.000Z",
     }
+
+
+SHOWN = agent(
+    {
+        "name": "x",
+        "constitution": {"immutable_directives": "", "mutable_prompt": "", "mutable_prompt_policy": "auto"},
+        "toolset": [],
+        "ceilings": LIMITS,
+        "budgets": BUDGETS,
+    }
+)
+
+
+def agents_page(number: int, cursor: str | None) -> dict[str, Any]:
+    items = [SHOWN] * number
+    return {"items": items, "cursor": cursor, "agents": items, "next_cursor": cursor}
+
+
+def agents(number: int, cursor: str | None) -> Answer:
+    return result(agents_page(number, cursor))
 
 
 async def echo_agent(request: Any, stream: Any) -> None:
@@ -132,6 +156,12 @@ async def test_flags_win_over_the_file_and_the_file_over_defaults(known: Loopbac
             "espalier: ceilings.max_cycles does not fit: ",
         ),
         (["run", "start", "agt_1", "--goal", "g", "--inputs", "[1]"], "espalier: [1] cannot be read: "),
+        (["agent", "update", "agt_1"], "espalier: Nothing to change was given; "),
+        (["agent", "update", "agt_1", "--metadata", "[]"], "espalier: [] cannot be read: "),
+        (
+            ["agent", "update", "agt_1", "--max-cycles", "0"],
+            "espalier: ceilings.max_cycles does not fit: ",
+        ),
     ],
 )
 async def test_what_cannot_be_sent_is_one_sentence(known: Loopback, words: list[str], sentence: str) -> None:
@@ -142,6 +172,105 @@ async def test_what_cannot_be_sent_is_one_sentence(known: Loopback, words: list[
     assert done.stderr.startswith(sentence)
     assert done.stderr.count("\n") == 1
     assert known.requests == []
+
+
+async def test_an_update_sends_what_was_given_and_no_more(known: Loopback) -> None:
+    known.on("POST agent.update", result(SHOWN))
+
+    named = await invoke("agent", "update", "agt_1", "--name", "y")
+    limited = await invoke("agent", "update", "agt_1", "--max-tool-calls", "2", "--metadata", "{}")
+
+    assert (named.exit_code, named.stdout, limited.exit_code) == (0, "agt_1 updated\n", 0)
+    assert [asked.message["params"] for asked in known.asked("POST agent.update")] == [
+        {"agent_id": "agt_1", "name": "y"},
+        {"agent_id": "agt_1", "ceilings": {"max_tool_calls_per_cycle": 2}, "metadata": {}},
+    ]
+
+
+# ---------------------------------------------------------------- lists
+
+
+async def test_a_list_asks_for_what_is_left_of_its_limit_and_says_that_there_is_more(known: Loopback) -> None:
+    known.on("POST agent.list", agents(200, "c1"), agents(200, "c2"), agents(3, "c3"))
+
+    done = await invoke("agent", "list", "--limit", "403", "--state", "active")
+
+    assert (done.exit_code, len(done.stdout.splitlines())) == (0, 1 + 403)
+    assert done.stderr == "There are more than these 403; --limit or --all shows more.\n"
+    assert [asked.message["params"] for asked in known.asked("POST agent.list")] == [
+        {"lifecycle_state": "active", "limit": 200},
+        {"lifecycle_state": "active", "limit": 200, "cursor": "c1"},
+        {"lifecycle_state": "active", "limit": 3, "cursor": "c2"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pages", "shown", "said"),
+    [
+        ([agents_page(2, None)], 2, ""),
+        ([agents_page(0, None)], 0, ""),
+        ([agents_page(9, None)], 5, "There are more than these 5; --limit or --all shows more.\n"),
+        ([agents_page(5, None)], 5, ""),
+        (
+            [agents_page(2, "c"), agents_page(0, "c")],
+            2,
+            "There are more than these 5; --limit or --all shows more.\n",
+        ),
+    ],
+    ids=[
+        "a short page",
+        "nothing",
+        "a page longer than asked for",
+        "just enough",
+        "pages that bring nothing",
+    ],
+)
+async def test_a_list_ends_whatever_a_runtime_answers(
+    known: Loopback, pages: list[dict[str, Any]], shown: int, said: str
+) -> None:
+    known.on("POST agent.list", *map(result, pages))
+
+    done = await invoke("agent", "list", "--limit", "5", "--json")
+
+    assert (done.exit_code, len(done.stdout.splitlines()), done.stderr) == (0, shown, said)
+    assert len(known.asked("POST agent.list")) == len(pages)
+
+
+@pytest.mark.parametrize("words", [["--json"], []], ids=["for machines", "for people"])
+async def test_a_reader_that_leaves_ends_a_list_without_a_word(
+    known: Loopback, tmp_path: Path, words: list[str]
+) -> None:
+    """As `| head -n 1` does: the pages after the one that it left on are not asked for."""
+    known.on("POST agent.list", agents(200, "and so on"))
+    main = "from espalier_client.commands import app_groups; app_groups()()"
+    command = [sys.executable, "-c", main, "agent", "list", "--all", *words]
+
+    reading, writing = os.pipe()
+
+    with anyio.fail_after(ENDS_S):
+        async with await anyio.open_process(command, stdout=writing, stderr=PIPE) as process:
+            os.close(writing)
+            await anyio.to_thread.run_sync(os.read, reading, 1)
+            os.close(reading)
+            assert process.stderr is not None
+            said = [chunk async for chunk in process.stderr]
+            code = await process.wait()
+
+    assert (code, said) == (1, [])
+    assert 0 < len(known.asked("POST agent.list")) < LISTED_MAX / 200
+
+
+def test_on_a_narrow_terminal_names_are_cut_and_ids_are_not() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=40, color_system=None)
+    listing = Listing(console, [("agent", 30), ("state", 9), ("created, UTC", 16)], "name")
+
+    listing.row("agt_" + "0" * 26, "cancelled", "2026-01-01 00:00", "n" * 99)
+
+    assert isinstance(console.file, io.StringIO)
+    heading, row = console.file.getvalue().splitlines()
+    assert heading.split() == ["agent", "state", "created,", "UTC", "name"]
+    assert row == f"agt_{'0' * 26}  cancelled  2026-01-01 00:00  {'n' * 18}…"
+    assert len(row) == 80
 
 
 # ---------------------------------------------------------------- run
@@ -194,6 +323,62 @@ async def test_a_run_is_cancelled_and_woken(known: Loopback, word: str, method: 
     done = await invoke("run", word, RUN)
 
     assert (done.exit_code, done.stdout) == (0, f"{RUN} {state}\n")
+
+
+# ---------------------------------------------------------------- events
+
+
+async def test_events_carry_the_numbers_that_since_takes(known: Loopback) -> None:
+    known.on("POST run.get", result({**run("complete"), "ended_at": "2026-01-01T00:00:01.000Z"}))
+    known.on(
+        EVENTS,
+        events(frame(12, "cycle.started", cycle_number=3), frame(13, "run.ended", final_state="error")),
+    )
+
+    done = await invoke("events", RUN, "--since", "11")
+
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == (
+        "    12       0.0s  cycle 3   ▶ cycle 3 begins\n    13       0.0s  cycle 3   ✖ run ended, error\n"
+    )
+    assert known.asked(EVENTS)[0].query == {"since": "11"}
+
+
+async def test_a_run_that_ends_in_a_silence_is_read_to_its_end(
+    known: Loopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_command, "QUIET_S", QUIET_S)
+    ended = {**run("complete"), "ended_at": "2026-01-01T00:00:01.000Z"}
+    known.on("POST run.get", result(run("running")), result(ended))
+    known.on(EVENTS, events(frame(1, "run.started"), hold=True), events(frame(2, "run.ended")))
+
+    done = await invoke("events", RUN, "--json")
+
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert [json.loads(line)["event_id"] for line in done.stdout.splitlines()] == [f"{1:016d}", f"{2:016d}"]
+    assert [asked.query for asked in known.asked(EVENTS)] == [{}, {"since": f"{1:016d}"}]
+
+
+async def test_a_runtime_that_went_away_is_not_taken_for_a_silent_run(
+    known: Loopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_command, "QUIET_S", QUIET_S)
+    known.on("POST run.get", result(run("running")), error(-32000, "who are you", 401))
+    known.on(EVENTS, events(frame(1, "run.started"), hold=True))
+
+    done = await invoke("events", RUN)
+
+    assert (done.exit_code, len(done.stdout.splitlines())) == (2, 1)
+    assert done.stderr == "espalier: who are you [authn_failed]\n"
+
+
+async def test_events_take_a_runtime_and_a_key_like_the_groups_do(runtime: Loopback) -> None:
+    runtime.on("POST run.get", error(-32008, "no run"))
+
+    done = await invoke("events", RUN, "--base-url", runtime.url, "--key", "k1")
+
+    assert (done.exit_code, done.stderr) == (2, "espalier: no run [tool_not_found]\n")
+    assert runtime.asked("POST run.get")[0].headers["authorization"] == "Bearer k1"
 
 
 # ---------------------------------------------------------------- artifact

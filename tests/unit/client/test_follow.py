@@ -104,6 +104,19 @@ async def test_passing_trouble_is_outlived(runtime: Loopback, client: AepClient,
     assert len(runtime.asked(PATH)) == 4
 
 
+@pytest.mark.parametrize(("status", "symbol"), [(429, "rate_limited"), (503, "unavailable")])
+async def test_a_stream_for_which_there_is_no_room_is_asked_for_again_when_the_runtime_said(
+    runtime: Loopback, client: AepClient, status: int, symbol: str
+) -> None:
+    wait_ms = 400
+    runtime.on(PATH, refusal(status, symbol, -32603, retry_after_ms=wait_ms), events(*LOG))
+
+    asked_at = anyio.current_time()
+    assert await followed(client) == [1, 2, 3]
+    assert anyio.current_time() - asked_at >= wait_ms / 1000
+    assert len(runtime.asked(PATH)) == 2
+
+
 async def test_a_runtime_that_dies_and_comes_back_is_found_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="httpcore2.connection")
     seen: list[int] = []

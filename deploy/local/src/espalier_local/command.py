@@ -14,6 +14,7 @@ import anyio
 import typer
 
 from espalier_client.commands import app_groups
+from espalier_client.commands.terminal import AsJson
 from espalier_client.errors import ClientError
 from espalier_local.console import harmless
 from espalier_local.errors import LocalError
@@ -53,8 +54,7 @@ app = typer.Typer(
 )
 keys = typer.Typer(help="Keys that embedders call with.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
-for name, group in app_groups(locate_folder).items():
-    app.add_typer(group, name=name)
+app.add_typer(app_groups(locate_folder))
 
 
 @app.command()
@@ -118,14 +118,52 @@ def create(
     data_dir: DataDir = None,
     postgres_url: PostgresUrl = None,
 ) -> None:
-    """Make a key and print it; it is shown this once and stored only as a hash."""
+    """Make a key and print it, and beside it its id. The key is shown this once and stored only as a hash."""
 
     from espalier_local.first_key import mint_key
+    from espalier_local.keys_shown import show_minted
 
     unknown = sorted(set(scope or ()) - set(SCOPES))
     if unknown:
         raise LocalError(f"There is no scope {unknown[0]!r}; the scopes are {', '.join(SCOPES)}.")
-    typer.echo(anyio.run(mint_key, _database(data_dir, postgres_url), owner, scope or SCOPES))
+    show_minted(anyio.run(mint_key, _database(data_dir, postgres_url), owner, scope or SCOPES))
+
+
+@keys.command("list")
+def list_(
+    *,
+    owner: Annotated[str | None, typer.Option(help="Only this owner's keys.")] = None,
+    as_json: AsJson = False,
+    data_dir: DataDir = None,
+    postgres_url: PostgresUrl = None,
+) -> None:
+    """List keys by owner, revoked ones too. Neither a key nor its hash is shown."""
+
+    from espalier_local.first_key import known_keys
+    from espalier_local.keys_shown import show_keys
+
+    show_keys(anyio.run(known_keys, _database(data_dir, postgres_url), owner), owner, as_json)
+
+
+@keys.command()
+def revoke(
+    *,
+    key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="The key's id, as `keys list` shows it.")],
+    data_dir: DataDir = None,
+    postgres_url: PostgresUrl = None,
+) -> None:
+    """Revoke a key, for good. Runs that were started with it go on.
+
+    A gateway that has just seen it may believe it for 5 seconds more (ESPALIER_CACHE_S).
+
+    Event streams that are open end when their key is looked at again, every 30 seconds.
+    """
+
+    from espalier_local.first_key import revoke_key
+    from espalier_local.keys_shown import show_revoked
+
+    revoked = anyio.run(revoke_key, _database(data_dir, postgres_url), key_id)
+    show_revoked(key_id, revoked, locate_folder(data_dir))
 
 
 @app.command()

@@ -4,9 +4,10 @@ import hashlib
 from dataclasses import dataclass
 from uuid import UUID
 
+from espalier_domain.errors import NotFound
 from espalier_domain.journal import ArtifactCreated
 from espalier_protocol.ids import to_wire
-from espalier_store.artifacts import NewArtifact, insert_artifact, put_blob
+from espalier_store.artifacts import NewArtifact, insert_artifact, put_blob, remove_artifact
 from espalier_store.ids import new_id
 from espalier_store.pool import Connection
 
@@ -30,3 +31,9 @@ async def create_artifact(
     )
     await insert_artifact(connection, owner_id, record)
     return ArtifactCreated(to_wire("art", artifact_id), wanted.name, wanted.mime_type, size_bytes)
+
+
+async def delete_artifact(connection: Connection, owner_id: UUID, artifact_id: UUID) -> None:
+    """Forget the record, and the bytes if no other record of the owner needs them. Raises NotFound."""
+    if not await remove_artifact(connection, owner_id, artifact_id):
+        raise NotFound("artifact", to_wire("art", artifact_id))

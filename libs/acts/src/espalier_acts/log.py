@@ -7,14 +7,12 @@ from espalier_domain.errors import LeaseLost
 from espalier_domain.history import fold
 from espalier_domain.journal import CycleEnded, Entry, decode, encode, events_of
 from espalier_domain.progress import SNAPSHOT_VERSION, Progress, apply, decode_snapshot, encode_snapshot
-from espalier_domain.run import standing
+from espalier_domain.run import RunFacts, standing
 from espalier_protocol.events import NumberedEvent
 from espalier_protocol.ids import to_wire
-from espalier_store.events import insert_events
-from espalier_store.journal import get_snapshot, insert_entries, load_entries, put_snapshot
-from espalier_store.outbox import insert_publish
+from espalier_store.log import Lines, Moved, move_run
 from espalier_store.pool import Connection
-from espalier_store.runs import LockedRun, move_run
+from espalier_store.runs import LoadedRun, LockedRun, load_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,53 +44,76 @@ async def write_entries(
     `release` gives the lease up; a run that sleeps or ends is always released. Raises LeaseLost when the
     row is no longer held by the token it was locked with, or has ended.
     """
+    written = await append_entries(
+        connection, run, progress, entries, release=release, lease_ttl_s=lease_ttl_s
+    )
+    if written is None:
+        raise LeaseLost("the row refused the token")
+    return written
+
+
+async def append_entries(
+    connection: Connection,
+    run: LockedRun,
+    progress: Progress,
+    entries: tuple[Entry, ...],
+    *,
+    release: bool,
+    lease_ttl_s: float,
+    unless_cancelled: bool = False,
+) -> Written | None:
+    """`write_entries` for a run that need not be locked, because the one statement of it checks the token.
+
+    None when the row refused, with `unless_cancelled` also because a cancel was asked for.
+    """
     for entry in entries:
         progress = apply(progress, entry)
     row = standing(progress, entries)
-    payloads = [payload for entry in entries for payload in events_of(to_wire("run", run.run_id), entry)]
+    snapshot = None
+    if not row.ended and any(isinstance(entry, CycleEnded) for entry in entries):
+        progress = fold(progress)
+        snapshot = encode_snapshot(progress)
+    lines = lines_of(run.run_id, entries)
     released = release or row.state != "running"
-    moment = await move_run(
+    moved = await move_run(
         connection,
         run,
         row,
-        events=len(payloads),
-        entries=len(entries),
+        lines,
         release=released,
         lease_ttl_s=lease_ttl_s,
+        unless_cancelled=unless_cancelled,
+        snapshot_version=SNAPSHOT_VERSION,
+        snapshot=snapshot,
     )
-    if moment is None:
-        raise LeaseLost("the row refused the token")
-    bodies = [encode(entry) for entry in entries]
-    await insert_entries(connection, run.owner_id, run.run_id, run.next_entry_no, bodies)
-    if not row.ended and any(isinstance(entry, CycleEnded) for entry in entries):
-        progress = await _snapshot(connection, run, progress)
-    events = [
-        NumberedEvent(run.next_seq + place, payload.type, moment, payload.text())
-        for place, payload in enumerate(payloads)
-    ]
-    outbox_id = None
-    if events:
-        await insert_events(connection, run.owner_id, run.run_id, events)
-        outbox_id = await insert_publish(connection, run.owner_id, run.run_id, run.next_seq)
+    if moved is None:
+        return None
     due = row.state == "running"
-    return Written(run.run_id, progress, released, due, outbox_id, tuple(events))
+    return Written(run.run_id, progress, released, due, moved.outbox_id, numbered(moved, lines))
 
 
-async def load_progress(connection: Connection, owner_id: UUID, run_id: UUID) -> Progress:
-    """What the run has lived: its snapshot and the entries since."""
-    body = await get_snapshot(connection, owner_id, run_id, SNAPSHOT_VERSION)
-    progress = decode_snapshot(body) if body else Progress()
-    for text in await load_entries(connection, owner_id, run_id, progress.entry_no):
+def lines_of(run_id: UUID, entries: tuple[Entry, ...]) -> Lines:
+    payloads = [payload for entry in entries for payload in events_of(to_wire("run", run_id), entry)]
+    return Lines([encode(entry) for entry in entries], [(each.type, each.text()) for each in payloads])
+
+
+def numbered(moved: Moved, lines: Lines) -> tuple[NumberedEvent, ...]:
+    return tuple(
+        NumberedEvent(seq, type_, moved.moment, payload)
+        for seq, (type_, payload) in enumerate(lines.events, start=moved.first_seq)
+    )
+
+
+async def load(connection: Connection, owner_id: UUID, run_id: UUID) -> tuple[RunFacts, Progress]:
+    """What a locked run was given and what it has lived."""
+    return restored(await load_run(connection, owner_id, run_id, SNAPSHOT_VERSION))
+
+
+def restored(loaded: LoadedRun) -> tuple[RunFacts, Progress]:
+    progress = decode_snapshot(loaded.snapshot) if loaded.snapshot else Progress()
+    for text in loaded.entries:
         entry = decode(text)
         progress = apply(progress, entry)
         if isinstance(entry, CycleEnded):
             progress = fold(progress)
-    return progress
-
-
-async def _snapshot(connection: Connection, run: LockedRun, progress: Progress) -> Progress:
-    progress = fold(progress)
-    await put_snapshot(
-        connection, run.owner_id, run.run_id, SNAPSHOT_VERSION, progress.entry_no, encode_snapshot(progress)
-    )
-    return progress
+    return loaded.facts, progress

@@ -4,24 +4,18 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from espalier_acts.log import Written, load_progress, write_entries
+from espalier_acts.log import Written, lines_of, load, numbered, write_entries
 from espalier_domain.errors import LifecycleConflict, NotFound
 from espalier_domain.journal import Entry, RunCreated
-from espalier_domain.progress import Progress
+from espalier_domain.progress import Progress, apply
 from espalier_domain.run import closing
 from espalier_protocol.ids import to_wire
+from espalier_protocol.run import Run
 from espalier_store.agents import lock_agent
 from espalier_store.ids import new_id
+from espalier_store.log import NewRun, begin_run
 from espalier_store.pool import Connection
-from espalier_store.runs import (
-    LockedRun,
-    NewRun,
-    count_live_runs,
-    insert_run,
-    lock_run,
-    request_cancel,
-    wake_run,
-)
+from espalier_store.runs import LockedRun, lock_run, request_cancel, wake_run
 
 NO_LEASE_S = 0.0
 
@@ -36,7 +30,7 @@ class RunOrder:
     subject_ids: list[str]
 
 
-async def create_run(connection: Connection, owner_id: UUID, order: RunOrder) -> Written:
+async def create_run(connection: Connection, owner_id: UUID, order: RunOrder) -> tuple[Run, Written]:
     """A run that is due at once, with `run.started` as its first event.
 
     Raises NotFound, or LifecycleConflict when the agent takes no new run.
@@ -46,14 +40,16 @@ async def create_run(connection: Connection, owner_id: UUID, order: RunOrder) ->
         raise NotFound("agent", to_wire("agt", order.agent_id))
     if agent.lifecycle_state in ("cancelled", "archived"):
         raise LifecycleConflict(f"The agent is {agent.lifecycle_state} and takes no new run.")
-    if await count_live_runs(connection, owner_id, order.agent_id) >= agent.max_live_runs:
-        raise LifecycleConflict(f"The agent has {agent.max_live_runs} live runs, which is its limit.")
     subjects = sorted({*agent.subject_ids, *order.subject_ids})
-    run = NewRun(new_id(), order.agent_id, order.goal, order.inputs, subjects, agent.ceilings)
-    await insert_run(connection, owner_id, run)
-    locked = await _lock(connection, owner_id, run.run_id)
+    new = NewRun(new_id(), order.agent_id, order.goal, order.inputs, subjects, agent.ceilings)
     first = RunCreated(to_wire("agt", order.agent_id))
-    return await write_entries(connection, locked, Progress(), (first,), release=True, lease_ttl_s=NO_LEASE_S)
+    lines = lines_of(new.run_id, (first,))
+    begun = await begin_run(connection, owner_id, new, lines, live_max=agent.max_live_runs)
+    if begun is None:
+        raise LifecycleConflict(f"The agent has {agent.max_live_runs} live runs, which is its limit.")
+    run, moved = begun
+    progress, events = apply(Progress(), first), numbered(moved, lines)
+    return run, Written(new.run_id, progress, True, True, moved.outbox_id, events)
 
 
 async def cancel_run(
@@ -72,7 +68,7 @@ async def cancel_run(
     await request_cancel(connection, owner_id, run_id)
     if run.leased and not force:
         return None
-    progress = await load_progress(connection, owner_id, run_id)
+    _, progress = await load(connection, owner_id, run_id)
     return await write_entries(
         connection, run, progress, cancelled(progress), release=True, lease_ttl_s=NO_LEASE_S
     )

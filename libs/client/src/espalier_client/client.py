@@ -21,7 +21,7 @@ from espalier_client.replies import read_reply, request_body
 from espalier_client.transport import Transport
 from espalier_protocol import agent, run
 from espalier_protocol.access import CAPABILITIES
-from espalier_protocol.artifact import Artifact, ArtifactRef
+from espalier_protocol.artifact import Artifact, ArtifactDeleted, ArtifactList, ArtifactPage, ArtifactRef
 from espalier_protocol.errors import ErrorCode
 from espalier_protocol.events import Event
 from espalier_protocol.session import InitializeParams, InitializeResult
@@ -30,8 +30,8 @@ from espalier_protocol.versions import SERVED_VERSIONS
 
 CALL_ATTEMPTS_MAX = 5
 CLIENT_INFO = {"name": "espalier-client", "version": "0.1.0"}
-# Reading twice is reading, and a run that was cancelled stays cancelled.
-REPEATABLE = frozenset({"initialize", "rpc.discover", "run.cancel"})
+# Reading twice is reading, and what was cancelled stays cancelled.
+REPEATABLE = frozenset({"initialize", "rpc.discover", "run.cancel", "agent.cancel", "agent.archive"})
 REPEATABLE_ENDINGS = (".get", ".list", ".read", ".search")
 
 Result = TypeVar("Result", bound=BaseModel)
@@ -68,6 +68,17 @@ class AepClient:
     async def agent_list(self, params: agent.AgentList | None = None) -> agent.AgentPage:
         return await self.call("agent.list", params or agent.AgentList(), agent.AgentPage)
 
+    async def agent_update(self, params: agent.AgentUpdate) -> agent.Agent:
+        """Change what is given. A ceiling that would grow while a run lives is a `lifecycle_conflict`."""
+        return await self.call("agent.update", params, agent.Agent)
+
+    async def agent_archive(self, agent_id: str) -> agent.AgentDone:
+        """Put it away for good. Like a cancel it ends the live runs; a busy one may end a little later."""
+        return await self.call("agent.archive", agent.AgentRef(agent_id=agent_id), agent.AgentDone)
+
+    async def agent_cancel(self, agent_id: str) -> agent.AgentDone:
+        return await self.call("agent.cancel", agent.AgentRef(agent_id=agent_id), agent.AgentDone)
+
     async def run_create(self, params: run.RunCreate) -> run.Run:
         return await self.call("run.create", params, run.Run)
 
@@ -86,6 +97,12 @@ class AepClient:
 
     async def artifact_get(self, artifact_id: str) -> Artifact:
         return await self.call("artifact.get", ArtifactRef(artifact_id=artifact_id), Artifact)
+
+    async def artifact_list(self, params: ArtifactList | None = None) -> ArtifactPage:
+        return await self.call("artifact.list", params or ArtifactList(), ArtifactPage)
+
+    async def artifact_delete(self, artifact_id: str) -> ArtifactDeleted:
+        return await self.call("artifact.delete", ArtifactRef(artifact_id=artifact_id), ArtifactDeleted)
 
     def artifact_bytes(self, artifact_id: str) -> AsyncGenerator[bytes, None]:
         """The bytes in pieces; raises in the end if they are not all of them, or not the right ones."""

@@ -15,6 +15,8 @@ from espalier_protocol.strict_json import dumps
 
 SERVER_ERROR = 500
 TOO_MANY_REQUESTS = 429
+RATE_LIMITED = "rate_limited"
+UNAVAILABLE = "unavailable"
 
 
 class _Fault(BaseModel):
@@ -61,20 +63,25 @@ def read_reply(status: int, body: bytes, request_id: RequestId) -> Any:
 
 
 def read_refusal(status: int, body: bytes) -> ClientError:
-    """What a status other than 200 means where no JSON-RPC is spoken (events, bytes)."""
-    if status >= SERVER_ERROR:
-        return _not_a_reply(status)
+    """What a status other than 200 means where no JSON-RPC is spoken (events, bytes).
+
+    Of a failure only a passing one is believed to be the runtime's own word: it says when to come again.
+    """
     try:
         said = _Refusal.model_validate_json(body)
     except ValidationError:
-        said = _Refusal(error="rate_limited" if status == TOO_MANY_REQUESTS else "")
+        said = _Refusal(error="")
+    if status >= SERVER_ERROR and said.error != UNAVAILABLE:
+        return _not_a_reply(status)
     code = code_of_status(status) if said.code is None else said.code
-    symbol = "rate_limited" if status == TOO_MANY_REQUESTS else said.error or symbol_of(code, None)
+    symbol = RATE_LIMITED if status == TOO_MANY_REQUESTS else said.error or symbol_of(code, None)
     message = said.message or f"The runtime refused with status {status}."
     return AepError(code, symbol, message, {"symbol": symbol, "retry_after_ms": said.retry_after_ms})
 
 
-def _not_a_reply(status: int) -> TransportError:
+def _not_a_reply(status: int) -> ClientError:
+    if status == TOO_MANY_REQUESTS:  # a proxy's limit: the runtime has not heard of the request
+        return read_refusal(status, b"")
     if status >= SERVER_ERROR:
         return TransportError(f"The runtime failed with status {status}.")
     return TransportError(f"What answered with status {status} does not speak AEP.", Cause.senseless)

@@ -18,6 +18,7 @@ from espalier_protocol.events import Event, EventType
 
 VALUE_CHARS_MAX: Final = 60
 TEXT_CHARS_MAX: Final = 160
+NUMBER_COLUMNS: Final = 6
 _UNSEEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069]+")
 """Control characters, and those that turn the direction of text round."""
 
@@ -40,11 +41,17 @@ Said = tuple[str, str, str]
 
 
 class Timeline:
-    """Prints events on a console. `started_at` is the first event's time unless it is given."""
+    """Prints events on a console. `started_at` is the first event's time unless it is given.
 
-    def __init__(self, console: Console, started_at: datetime | None = None) -> None:
+    With `numbered` each line begins with the event's id, unpadded: what `since` takes.
+    """
+
+    def __init__(
+        self, console: Console, started_at: datetime | None = None, *, numbered: bool = False
+    ) -> None:
         self._console = console
         self._started_at = started_at
+        self._numbered = numbered
         self._cycle: int | None = None
 
     def show(self, event: Event) -> None:
@@ -53,7 +60,9 @@ class Timeline:
         self._cycle = event.payload.get("cycle_number", self._cycle)
         symbol, style, words = _say(event, at)
         cycle = f"cycle {self._cycle}" if self._cycle else ""
+        number = printable(event.event_id.lstrip("0")) if self._numbered else ""
         line = Text.assemble(
+            (f"{number:>{NUMBER_COLUMNS}}  " if number else "", "dim"),
             (f"{since_start(at - self._started_at):>9}  ", "dim"),
             (f"{cycle:<9} ", "dim"),
             (f"{symbol} {printable(words)}", style),

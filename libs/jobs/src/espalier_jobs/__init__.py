@@ -4,15 +4,18 @@ Losing a ring, or hearing it twice, costs time and nothing else: each worker als
 Only this lib and the worker's doorbell say "arq".
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Any, Final, cast
 from uuid import UUID, uuid4
 
 import anyio
 import orjson
 from arq.connections import ArqRedis
+from arq.constants import job_key_prefix
+from arq.jobs import serialize_job
+from arq.utils import timestamp_ms
 from redis.asyncio import ConnectionPool
 from redis.exceptions import RedisError
 
@@ -69,7 +72,7 @@ def serialize(job: dict[str, object]) -> bytes:
     return orjson.dumps(job, default=str)
 
 
-def deserialize(text: bytes) -> dict[str, object]:
+def deserialize(text: bytes) -> dict[str, Any]:
     job = orjson.loads(text)
     assert isinstance(job, dict)
     return job
@@ -79,6 +82,30 @@ async def wait_for_ring(queue: ArqRedis, names: QueueNames, wait_s: float) -> No
     """Return when somebody rang, or after `wait_s`. Raises QUEUE_AWAY."""
     pop = cast(Callable[..., Awaitable[object]], queue.blpop)  # its stubs know no fraction of a second
     await pop([names.wake_list], timeout=wait_s)
+
+
+async def take_rings(queue: ArqRedis, names: QueueNames, job_ids: Sequence[bytes]) -> list[str]:
+    """Take jobs off the queue and give the run ids that they carry; those of another worker are left out.
+
+    Taken is heard: whoever dies now has lost a ring, which costs a second. arq's own way is made for jobs
+    that must not be lost, and takes six round trips for each where this takes one for all. Raises QUEUE_AWAY.
+    """
+    async with queue.pipeline(transaction=False) as pipe:
+        for job_id in job_ids:
+            pipe.zrem(names.queue, job_id)
+            pipe.getdel(job_key_prefix.encode() + job_id)
+        answers = await pipe.execute()
+    jobs = [job for taken, job in zip(answers[::2], answers[1::2], strict=True) if taken and job]
+    return [run_id for job in jobs for run_id in _carried(job)]
+
+
+def _carried(job: bytes) -> list[str]:
+    """The arguments of a job; of one that is not ours, none."""
+    try:
+        arguments = orjson.loads(job)["a"]
+    except (ValueError, TypeError, KeyError):
+        return []
+    return [text for text in arguments if isinstance(text, str)] if isinstance(arguments, list) else []
 
 
 class Doorbell:
@@ -92,21 +119,22 @@ class Doorbell:
         """Whether the ring was heard by Redis. The run is found without it within a second."""
         with anyio.move_on_after(RING_DEADLINE_S):
             try:
-                await self._redis.enqueue_job(
-                    RING,
-                    str(run_id),
-                    _job_id=f"{self._names.prefix}{uuid4().hex}",
-                    _queue_name=self._names.queue,
-                    _expires=RING_LIFE_S,
-                )
-                await self._wake_one()
+                await self._enqueue(run_id)
             except QUEUE_AWAY:
                 return False
             return True
         return False
 
-    async def _wake_one(self) -> None:
+    async def _enqueue(self, run_id: UUID) -> None:
+        """What arq's `enqueue_job` writes, and a token on the wake list, in one round trip.
+
+        arq watches the job's key first, in case the id is not fresh; ours always is.
+        """
+        job_id, now_ms = f"{self._names.prefix}{uuid4().hex}", timestamp_ms()
+        job = serialize_job(RING, (str(run_id),), {}, None, now_ms, serializer=serialize)
         async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.psetex(job_key_prefix + job_id, RING_LIFE_S * 1000, job)
+            pipe.zadd(self._names.queue, {job_id: now_ms})
             pipe.rpush(self._names.wake_list, b"1")
             pipe.ltrim(self._names.wake_list, -TOKENS_MAX, -1)
             await pipe.execute()

@@ -1,8 +1,8 @@
 """Agents: who they are, what binds them, and the parameters of `agent.*` (AEP spec sections 5.1 and 6)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, GetCoreSchemaHandler
 
 from espalier_protocol.shapes import (
     LIST_ENTRIES_MAX,
@@ -19,10 +19,24 @@ from espalier_protocol.shapes import (
 
 INT_MAX = 2**31 - 1
 LifecycleState = Literal["active", "sleeping", "complete", "cancelled", "error", "archived"]
+ClosedState = Literal["cancelled", "archived"]
+"""States of an agent that takes no new run. They are final, but a cancelled agent may be archived."""
+
 PromptPolicy = Literal["auto", "approval_required", "locked"]
 Toolset = Annotated[list[Name], Field(max_length=LIST_ENTRIES_MAX)]
 Positive = Annotated[int, Field(ge=1, le=INT_MAX)]
 NotNegative = Annotated[int, Field(ge=0, le=INT_MAX)]
+T = TypeVar("T")
+
+
+class _NoNull:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        nullable: Any = handler(source)
+        return nullable["schema"]
+
+
+Change = Annotated[T | None, _NoNull()]
+"""A member of an update. None says that it was left out; a null that was sent does not fit."""
 
 
 class Ceilings(Params):
@@ -42,6 +56,23 @@ class Budgets(Params):
     seconds_per_cycle: Positive
 
 
+class CeilingsChange(Params):
+    """The ceilings that an update names; the others stay."""
+
+    max_cycles: Change[Positive] = None
+    max_subagents: Change[NotNegative] = None
+    max_tool_calls_per_cycle: Change[Positive] = None
+    max_wall_seconds: Change[Positive] = None
+
+
+class BudgetsChange(Params):
+    """The budgets that an update names; the others stay."""
+
+    tokens_per_cycle: Change[Positive] = None
+    tool_calls_per_cycle: Change[Positive] = None
+    seconds_per_cycle: Change[Positive] = None
+
+
 class Constitution(Params):
     immutable_directives: Text
     mutable_prompt: Text
@@ -54,6 +85,9 @@ class ExternalMcpServer(Params):
     url: Annotated[str, Field(min_length=1, max_length=2048)]
     auth: JsonObject | None = None
     name: Name | None = None
+
+
+ExternalMcpServers = Annotated[list[ExternalMcpServer], Field(max_length=LIST_ENTRIES_MAX)]
 
 
 class ExternalMcpServerView(Resource):
@@ -108,7 +142,7 @@ class AgentCreate(Params):
     toolset: Toolset
     ceilings: Ceilings
     budgets: Budgets
-    external_mcp_servers: Annotated[list[ExternalMcpServer], Field(max_length=LIST_ENTRIES_MAX)] = []
+    external_mcp_servers: ExternalMcpServers = []
     subject_ids: SubjectIds = []
     metadata: JsonObject = {}
     runner: RunnerConfig | None = None
@@ -129,16 +163,19 @@ class AgentList(PageParams):
 
 
 class AgentUpdate(Params):
-    """Ceilings and budgets may be given in part; what is absent stays as it is."""
+    """What is absent stays as it is; `metadata` is replaced as a whole.
+
+    A `runner` of null would detach it, so that it is given even then.
+    """
 
     agent_id: Id
-    name: Name | None = None
-    metadata: JsonObject | None = None
-    ceilings: dict[str, int] | None = None
-    budgets: dict[str, int] | None = None
-    constitution: JsonObject | None = None
+    name: Change[Name] = None
+    metadata: Change[JsonObject] = None
+    ceilings: Change[CeilingsChange] = None
+    budgets: Change[BudgetsChange] = None
+    constitution: Change[JsonObject] = None
     runner: RunnerConfig | None = None
-    external_mcp_servers: Annotated[list[ExternalMcpServer], Field(max_length=LIST_ENTRIES_MAX)] | None = None
+    external_mcp_servers: Change[ExternalMcpServers] = None
 
 
 class AgentRef(Params):

@@ -7,7 +7,15 @@ from uuid import UUID
 
 import asyncpg
 
-from espalier_protocol.agent import Agent, AgentCreate, Budgets, Ceilings, Constitution
+from espalier_protocol.agent import (
+    Agent,
+    AgentCreate,
+    AgentUpdate,
+    Budgets,
+    Ceilings,
+    ClosedState,
+    Constitution,
+)
 from espalier_protocol.ids import to_wire
 from espalier_store.paging import PAGE_BYTES_MAX, Page, Place, read_page
 from espalier_store.pool import Connection
@@ -144,6 +152,41 @@ async def lock_agent(connection: Connection, owner_id: UUID, agent_id: UUID) -> 
         Ceilings(**row["ceilings"]),
         row["subject_ids"],
     )
+
+
+UPDATE_AGENT = """
+update agents set
+    name = coalesce($3, name),
+    metadata = coalesce($4::jsonb, metadata),
+    ceilings = ceilings || coalesce($5::jsonb, '{}'),
+    budgets = budgets || coalesce($6::jsonb, '{}'),
+    updated_at = clock_timestamp()
+where owner_id = $1 and id = $2
+"""
+
+
+async def change_agent(connection: Connection, owner_id: UUID, agent_id: UUID, change: AgentUpdate) -> None:
+    """Write what `change` names of name, metadata, ceilings and budgets."""
+    await connection.execute(
+        UPDATE_AGENT,
+        owner_id,
+        agent_id,
+        change.name,
+        change.metadata,
+        change.ceilings.model_dump(exclude_none=True) if change.ceilings else None,
+        change.budgets.model_dump(exclude_none=True) if change.budgets else None,
+    )
+
+
+CLOSE_AGENT = """
+update agents set lifecycle_state = $3, updated_at = clock_timestamp()
+where owner_id = $1 and id = $2 and lifecycle_state <> $3
+"""
+
+
+async def close_agent(connection: Connection, owner_id: UUID, agent_id: UUID, closed: ClosedState) -> None:
+    """The agent takes no new run from now on. One that is `closed` already is left as it is."""
+    await connection.execute(CLOSE_AGENT, owner_id, agent_id, closed)
 
 
 def _agent(row: asyncpg.Record) -> Agent:

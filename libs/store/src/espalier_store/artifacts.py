@@ -1,6 +1,6 @@
 """Artifacts and their bytes. Equal bytes of one owner are stored once, in chunks that can be streamed."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
@@ -8,6 +8,7 @@ import asyncpg
 
 from espalier_protocol.artifact import Artifact, ArtifactOrigin
 from espalier_protocol.ids import to_wire
+from espalier_store.paging import PAGE_BYTES_MAX, Page, Place, read_page
 from espalier_store.pool import Connection
 
 CHUNK_BYTES = 256 * 1024
@@ -73,6 +74,76 @@ GET_ARTIFACT = "select * from artifacts where owner_id = $1 and id = $2"
 async def get_artifact(connection: Connection, owner_id: UUID, artifact_id: UUID) -> Artifact | None:
     row = await connection.fetchrow(GET_ARTIFACT, owner_id, artifact_id)
     return _artifact(row) if row else None
+
+
+LIST_ARTIFACTS = """
+select * from (
+    select page.*, count(*) over () as reached,
+        sum(bytes) over (order by created_at desc, id desc) - bytes as bytes_before
+    from (
+        select *, octet_length(name) + octet_length(metadata::text) as bytes
+        from artifacts
+        where owner_id = $1 {narrowed} and (created_at, id) < (
+            coalesce(
+                (select b.created_at from artifacts b where b.owner_id = $1 and b.id = $2), 'infinity'),
+            coalesce($2::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
+        order by created_at desc, id desc
+        limit $3 + 1
+    ) page
+) sized
+where bytes_before < $4
+order by created_at desc, id desc
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactFilter:
+    """Columns and what they must hold; None asks for nothing."""
+
+    run_id: UUID | None = None
+    agent_id: UUID | None = None
+    subject_id: str | None = None
+
+
+async def list_artifacts(
+    connection: Connection, owner_id: UUID, wanted: ArtifactFilter, place: Place
+) -> Page[Artifact]:
+    """Only the filters that are asked for are in the text, so that each finds its index.
+
+    A cursor that is not there is read as none; whether it is there, ask afterwards: it may go meanwhile.
+    """
+    asked = {column: value for column, value in asdict(wanted).items() if value is not None}
+    narrowed = " ".join(f"and {column} = ${number}" for number, column in enumerate(asked, start=5))
+    statement = LIST_ARTIFACTS.format(narrowed=narrowed)
+    rows = await connection.fetch(
+        statement, owner_id, place.after, place.size, PAGE_BYTES_MAX, *asked.values()
+    )
+    return read_page(rows, place, _artifact)
+
+
+DELETE_ARTIFACT = "delete from artifacts where owner_id = $1 and id = $2 returning sha256"
+DELETE_CHUNKS = """
+delete from blob_chunks where owner_id = $1 and sha256 = $2
+    and not exists (select from artifacts where owner_id = $1 and sha256 = $2)
+"""
+DELETE_BLOB = """
+delete from blobs where owner_id = $1 and sha256 = $2
+    and not exists (select from artifacts where owner_id = $1 and sha256 = $2)
+"""
+
+
+async def remove_artifact(connection: Connection, owner_id: UUID, artifact_id: UUID) -> bool:
+    """The record, and its bytes unless another artifact of the owner has the same. Whether it was there.
+
+    Takes turns with `put_blob`: bytes that are there for a writer stay until its artifact stands beside them.
+    """
+    await connection.execute(TAKE_TURNS, owner_id)
+    sha256 = await connection.fetchval(DELETE_ARTIFACT, owner_id, artifact_id)
+    if sha256 is None:
+        return False
+    await connection.execute(DELETE_CHUNKS, owner_id, sha256)
+    await connection.execute(DELETE_BLOB, owner_id, sha256)
+    return True
 
 
 GET_CHUNK = "select bytes from blob_chunks where owner_id = $1 and sha256 = $2 and chunk_no = $3"

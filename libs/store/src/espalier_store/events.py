@@ -11,27 +11,7 @@ from espalier_store.pool import Connection
 PAGE_EVENTS_MAX = 500
 PAGE_BYTES_MAX = 1024 * 1024
 
-INSERT_EVENTS = """
-insert into events (run_id, owner_id, seq, type, payload, emitted_at)
-select $1, $2, * from unnest($3::bigint[], $4::text[], $5::text[], $6::timestamptz[])
-"""
-
-
-async def insert_events(
-    connection: Connection, owner_id: UUID, run_id: UUID, events: list[NumberedEvent]
-) -> None:
-    await connection.execute(
-        INSERT_EVENTS,
-        run_id,
-        owner_id,
-        [event.seq for event in events],
-        [event.type for event in events],
-        [event.payload for event in events],
-        [event.emitted_at for event in events],
-    )
-
-
-EVENTS_AFTER = """
+PAGE = """
 select seq, type, payload, emitted_at from (
     select *, sum(octet_length(payload)) over (order by seq) - octet_length(payload) as bytes_before
     from (
@@ -40,8 +20,8 @@ select seq, type, payload, emitted_at from (
     ) page
 ) sized
 where bytes_before < $5
-order by seq
 """
+EVENTS_AFTER = f"{PAGE} order by seq"
 
 
 async def events_after(
@@ -52,24 +32,31 @@ async def events_after(
     return [_event(row) for row in rows]
 
 
-LOG_STATE = """
-select next_seq - 1 as last_seq, ended_at is not null as ended, log_pruned_at is not null as pruned
-from runs where owner_id = $1 and id = $2
+OPEN_LOG = f"""
+select next_seq - 1 as last_seq, ended_at is not null as ended, log_pruned_at is not null as pruned, events.*
+from runs left join lateral ({PAGE}) events on true
+where owner_id = $1 and id = $2
+order by seq
 """
 
 
 @dataclass(frozen=True, slots=True)
-class LogState:
-    """How far a run's log goes, whether it will grow, and whether it was removed."""
+class OpenedLog:
+    """How far a run's log goes, whether it will grow, whether it was removed, and a page of it."""
 
     last_seq: int
     ended: bool
     pruned: bool
+    events: list[NumberedEvent]
 
 
-async def log_state(connection: Connection, owner_id: UUID, run_id: UUID) -> LogState | None:
-    row = await connection.fetchrow(LOG_STATE, owner_id, run_id)
-    return LogState(row["last_seq"], row["ended"], row["pruned"]) if row else None
+async def open_log(connection: Connection, owner_id: UUID, run_id: UUID, seq: int) -> OpenedLog | None:
+    """The log as it stands, with the page that follows `seq`; all of one moment."""
+    rows = await connection.fetch(OPEN_LOG, owner_id, run_id, seq, PAGE_EVENTS_MAX, PAGE_BYTES_MAX)
+    if not rows:
+        return None
+    events = [_event(row) for row in rows if row["seq"] is not None]
+    return OpenedLog(rows[0]["last_seq"], rows[0]["ended"], rows[0]["pruned"], events)
 
 
 def _event(row: asyncpg.Record) -> NumberedEvent:

@@ -9,32 +9,58 @@ from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
-from espalier_store.pool import AWAY, REPEATABLE, Connection, Pool
-from espalier_store.runs import LockedRun, locked_run
+import asyncpg
 
-CLAIM_RUN = """
-update runs set
-    lease_token = lease_token + 1,
-    lease_until = clock_timestamp() + make_interval(secs => $2),
-    expired_claims = expired_claims + (lease_until is not null)::int,
-    state = 'running',
-    wait_reason = null
-where id = (
-    select id from runs
-    where id = $1 and state in ('running', 'sleeping') and due_at <= now()
-        and (lease_until is null or lease_until < now())
-    for no key update skip locked
+from espalier_store.pool import AWAY, REPEATABLE, Connection, Pool
+from espalier_store.runs import (
+    GIVEN,
+    LIVED,
+    LOADED_FROM,
+    LOCKED,
+    LoadedRun,
+    LockedRun,
+    loaded_run,
+    locked_run,
 )
-returning id, owner_id, agent_id, state, wait_reason, lease_token, expired_claims, next_seq, next_entry_no,
-    wake_seq, cancel_requested_at, true as leased,
-    extract(epoch from clock_timestamp() - created_at)::float8 as age_s
+
+CLAIM_RUN = f"""
+with r as (
+    update runs set
+        lease_token = lease_token + 1,
+        lease_until = clock_timestamp() + make_interval(secs => $2),
+        expired_claims = expired_claims + (lease_until is not null)::int,
+        state = 'running',
+        wait_reason = null
+    where id = (
+        select id from runs
+        where id = $1 and state in ('running', 'sleeping') and due_at <= now()
+            and (lease_until is null or lease_until < now())
+        for no key update skip locked
+    )
+    returning *
+)
+select {LOCKED}, {GIVEN}, {LIVED} from r {LOADED_FROM} $3
 """
 
 
-async def claim_run(connection: Connection, run_id: UUID, lease_ttl_s: float) -> LockedRun | None:
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A run that was taken. What it has lived is read apart, because not every run can be read."""
+
+    run: LockedRun
+    row: asyncpg.Record
+
+    def loaded(self) -> LoadedRun:
+        """May lack entries of somebody who held the run when the statement began; `next_entry_no` tells."""
+        return loaded_run(self.run.run_id, self.row)
+
+
+async def claim_run(
+    connection: Connection, run_id: UUID, lease_ttl_s: float, snapshot_version: int
+) -> Claimed | None:
     """Take the run if it is due and free; None if it is not, or somebody else is taking it."""
-    row = await connection.fetchrow(CLAIM_RUN, run_id, lease_ttl_s)
-    return locked_run(row) if row else None
+    row = await connection.fetchrow(CLAIM_RUN, run_id, lease_ttl_s, snapshot_version)
+    return Claimed(locked_run(row), row) if row else None
 
 
 DUE_RUNS = """

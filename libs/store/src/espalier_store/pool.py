@@ -4,8 +4,8 @@ A stopped process must not hold a run, a budget or a key: every connection ends 
 a lock that is waited for after half a lease.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final, TypeAlias
 
 import anyio
@@ -25,8 +25,10 @@ ACQUIRE_WAIT_S = 5.0
 CONNECT_TIMEOUT_S = 5.0
 STATEMENT_TIMEOUT_S = 30
 AGAIN_S = 0.5
-COMMIT_WAIT_S = 10.0
-ROLLBACK_WAIT_S = 2.0
+COMMIT_WAIT_S = 4.0
+ROLLBACK_WAIT_S = 1.0
+"""Neither can be given up half-way, so a caller who is owed an answer soon waits this long on top."""
+
 COMMAND_WAIT_S_MIN = 5.0
 RETRY_AFTER_MS = 1000
 REPEATABLE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.LockNotAvailableError)
@@ -85,7 +87,8 @@ async def reading(pool: Pool) -> AsyncIterator[Connection]:
     had or the database goes away.
     """
     try:
-        async with pool.acquire(timeout=ACQUIRE_WAIT_S) as connection:
+        # A time limit costs a timer and a task each time; one that is idle is had without waiting.
+        async with pool.acquire(timeout=None if pool.get_idle_size() else ACQUIRE_WAIT_S) as connection:
             yield connection
     except REPEATABLE as error:
         raise Conflicted(RETRY_AFTER_MS) from error
@@ -105,9 +108,14 @@ async def transaction(pool: Pool) -> AsyncIterator[Connection]:
 
 @asynccontextmanager
 async def _one_transaction(connection: Connection) -> AsyncIterator[None]:
-    """Ends in a whole COMMIT or a whole ROLLBACK, also for a task that is being cancelled."""
+    """Ends in a whole COMMIT or a whole ROLLBACK, also for a task that is being cancelled.
+
+    A connection on which that is not known to have happened is closed: its next user must not begin inside
+    this transaction. Postgres then rolls back, or completes a COMMIT that it had already got.
+    """
     block = connection.transaction()
-    await block.start()
+    with _closed_in_doubt(connection):
+        await block.start()
     try:
         yield
     except BaseException:
@@ -116,8 +124,17 @@ async def _one_transaction(connection: Connection) -> AsyncIterator[None]:
         if waiting.cancelled_caught:
             connection.terminate()
         raise
-    with anyio.fail_after(COMMIT_WAIT_S, shield=True):
+    with _closed_in_doubt(connection), anyio.fail_after(COMMIT_WAIT_S, shield=True):
         await block.commit()
+
+
+@contextmanager
+def _closed_in_doubt(connection: Connection) -> Iterator[None]:
+    try:
+        yield
+    except (*AWAY, anyio.get_cancelled_exc_class()):
+        connection.terminate()
+        raise
 
 
 async def _connect(settings: PostgresSettings) -> Pool:
@@ -132,8 +149,9 @@ async def _connect(settings: PostgresSettings) -> Pool:
                 server_settings=_promises(settings),
                 init=_speak_json,
                 reset=_keep,
+                max_inactive_connection_lifetime=0,  # else a timer is set and stopped around every use
             )
-        except (OSError, asyncpg.PostgresError, TimeoutError):
+        except (*AWAY, asyncpg.PostgresError):
             await anyio.sleep(AGAIN_S)
 
 
@@ -161,13 +179,14 @@ def _encode(value: object) -> str:
 
 async def _wait_for_schema(pool: Pool) -> None:
     while True:  # bounded by the migrate job, which the operator runs
-        async with pool.acquire() as connection:
-            if await schema_ready(connection):
-                return
+        with suppress(Unavailable):
+            async with reading(pool) as connection:
+                if await schema_ready(connection):
+                    return
         await anyio.sleep(AGAIN_S)
 
 
-REVISIONS: Final = ("0001",)
+REVISIONS: Final = ("0001", "0002")
 """The revisions of the schema that this build knows, oldest first."""
 
 REVISION = "select version_num from schema_revision"

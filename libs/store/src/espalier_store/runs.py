@@ -1,59 +1,54 @@
-"""Runs: reading them, and the two statements by which a step changes one.
+"""Runs: making, reading and locking them.
 
-A step first locks the row (`lock_run`), decides, and then moves it (`move_run`). The token in both WHEREs is
-the fence: whoever lost the lease matches no row. Beside them stand what needs no step: the flag of a cancel
-and the wake of a sleeper; leases themselves are `fleet`'s.
+A step locks the row by its token (`lock_run`) before it decides; `log.move_run` then moves it. Beside them
+stand what needs no step: the flag of a cancel and the wake of a sleeper; leases themselves are `fleet`'s.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 import asyncpg
 
-from espalier_domain.run import RunFacts, Standing
+from espalier_domain.run import RunFacts
 from espalier_protocol.agent import Budgets, Ceilings, Constitution
 from espalier_protocol.ids import to_wire
 from espalier_protocol.run import Run
 from espalier_store.paging import PAGE_BYTES_MAX, Page, Place, read_page
 from espalier_store.pool import Connection
 
-INSERT_RUN = """
-insert into runs (
-    id, owner_id, agent_id, root_id, depth, goal, inputs, subject_ids,
-    max_cycles, max_subagents, max_tool_calls_per_cycle, max_wall_seconds, created_at, due_at, wall_at
-)
-select $1, $2, $3, $1, 0, $4, $5, $6, $7, $8, $9, $10, born, born, born + $10::integer * interval '1 second'
-from clock_timestamp() as born
+LOCKED = """
+r.id, r.owner_id, r.agent_id, r.state, r.wait_reason, r.lease_token, r.expired_claims, r.next_entry_no,
+r.wake_seq, r.cancel_requested_at,
+r.max_cycles, r.max_subagents, r.max_tool_calls_per_cycle, r.max_wall_seconds,
+coalesce(r.lease_until > clock_timestamp(), false) as leased,
+extract(epoch from clock_timestamp() - r.created_at)::float8 as age_s
 """
+"""The columns of a `LockedRun`."""
 
 
 @dataclass(frozen=True, slots=True)
-class NewRun:
+class LockedRun:
+    """A run row that nobody else changes until the transaction ends.
+
+    `age_s` counts from the run's start and `leased` says whether somebody's lease is alive, both on the
+    database's clock.
+    """
+
     run_id: UUID
+    owner_id: UUID
     agent_id: UUID
-    goal: str
-    inputs: dict[str, Any]
-    subject_ids: list[str]
+    state: str
+    wait_reason: str | None
+    lease_token: int
+    leased: bool
+    expired_claims: int
+    next_entry_no: int
+    wake_seq: int
+    cancel_requested_at: datetime | None
+    age_s: float
     ceilings: Ceilings
-
-
-async def insert_run(connection: Connection, owner_id: UUID, run: NewRun) -> None:
-    """A run at the root of its own tree, due at once."""
-    await connection.execute(
-        INSERT_RUN,
-        run.run_id,
-        owner_id,
-        run.agent_id,
-        run.goal,
-        run.inputs,
-        run.subject_ids,
-        run.ceilings.max_cycles,
-        run.ceilings.max_subagents,
-        run.ceilings.max_tool_calls_per_cycle,
-        run.ceilings.max_wall_seconds,
-    )
 
 
 GET_RUN = "select * from runs where owner_id = $1 and id = $2"
@@ -61,7 +56,7 @@ GET_RUN = "select * from runs where owner_id = $1 and id = $2"
 
 async def get_run(connection: Connection, owner_id: UUID, run_id: UUID) -> Run | None:
     row = await connection.fetchrow(GET_RUN, owner_id, run_id)
-    return _run(row) if row else None
+    return read_run(row) if row else None
 
 
 LIST_RUNS = """
@@ -86,76 +81,75 @@ order by created_at desc, id desc
 
 async def list_runs(connection: Connection, owner_id: UUID, agent_id: UUID, place: Place) -> Page[Run]:
     rows = await connection.fetch(LIST_RUNS, owner_id, place.after, place.size, agent_id, PAGE_BYTES_MAX)
-    return read_page(rows, place, _run)
+    return read_page(rows, place, read_run)
 
 
-COUNT_LIVE = """
-select count(*) from runs where owner_id = $1 and agent_id = $2 and state in ('running', 'sleeping')
+GIVEN = """
+r.goal, r.inputs, r.max_cycles, r.max_subagents, r.max_tool_calls_per_cycle, r.max_wall_seconds,
+a.id as agent_id, a.immutable_directives, a.mutable_prompt, a.mutable_prompt_policy, a.budgets, a.metadata
+"""
+"""The columns of `RunFacts`."""
+
+LIVED = """
+s.body as snapshot,
+array(
+    select j.body from journal j
+    where j.owner_id = r.owner_id and j.run_id = r.id and j.entry_no > coalesce(s.entry_no, 0)
+    order by j.entry_no
+) as entries
+"""
+"""The columns that a `LoadedRun` has beside `GIVEN`."""
+
+LOADED_FROM = """
+join agents a on a.id = r.agent_id and a.owner_id = r.owner_id
+left join snapshots s on s.run_id = r.id and s.owner_id = r.owner_id and s.version =
+"""
+LOAD_RUN = f"""
+select {GIVEN}, {LIVED} from runs r {LOADED_FROM} $3
+where r.owner_id = $1 and r.id = $2
 """
 
 
-async def count_live_runs(connection: Connection, owner_id: UUID, agent_id: UUID) -> int:
-    return int(await connection.fetchval(COUNT_LIVE, owner_id, agent_id))
+@dataclass(frozen=True, slots=True)
+class LoadedRun:
+    """What a run was given, and what it has lived: a snapshot and the entries since, as they were written.
+
+    A snapshot of another version counts as none; the journal rebuilds it.
+    """
+
+    facts: RunFacts
+    snapshot: str | None
+    entries: list[str]
 
 
-FACTS = """
-select r.goal, r.inputs, r.max_cycles, r.max_subagents, r.max_tool_calls_per_cycle, r.max_wall_seconds,
-    a.id as agent_id, a.immutable_directives, a.mutable_prompt, a.mutable_prompt_policy,
-    a.budgets, a.metadata
+async def load_run(connection: Connection, owner_id: UUID, run_id: UUID, snapshot_version: int) -> LoadedRun:
+    """The run must be locked, or its row and its journal could be of different moments."""
+    row = await connection.fetchrow(LOAD_RUN, owner_id, run_id, snapshot_version)
+    assert row is not None, "the caller holds the run"
+    return loaded_run(run_id, row)
+
+
+def loaded_run(run_id: UUID, row: asyncpg.Record) -> LoadedRun:
+    return LoadedRun(_facts(run_id, row), row["snapshot"], row["entries"])
+
+
+FACTS = f"""
+select {GIVEN}
 from runs r join agents a on a.id = r.agent_id and a.owner_id = r.owner_id
 where r.owner_id = $1 and r.id = $2
 """
 
 
 async def run_facts(connection: Connection, owner_id: UUID, run_id: UUID) -> RunFacts:
+    """What the run was given, as its agent stands now."""
     row = await connection.fetchrow(FACTS, owner_id, run_id)
     assert row is not None, "the caller holds the run"
-    return RunFacts(
-        run_id=to_wire("run", run_id),
-        agent_id=to_wire("agt", row["agent_id"]),
-        constitution=Constitution(
-            immutable_directives=row["immutable_directives"],
-            mutable_prompt=row["mutable_prompt"],
-            mutable_prompt_policy=row["mutable_prompt_policy"],
-        ),
-        goal=row["goal"],
-        inputs=row["inputs"],
-        agent_metadata=row["metadata"],
-        ceilings=_ceilings(row),
-        budgets=Budgets(**row["budgets"]),
-    )
+    return _facts(run_id, row)
 
 
-@dataclass(frozen=True, slots=True)
-class LockedRun:
-    """A run row that nobody else changes until the transaction ends.
-
-    `age_s` counts from the run's start and `leased` says whether somebody's lease is alive, both on the
-    database's clock.
-    """
-
-    run_id: UUID
-    owner_id: UUID
-    agent_id: UUID
-    state: str
-    wait_reason: str | None
-    lease_token: int
-    leased: bool
-    expired_claims: int
-    next_seq: int
-    next_entry_no: int
-    wake_seq: int
-    cancel_requested_at: datetime | None
-    age_s: float
-
-
-LOCK_RUN = """
-select id, owner_id, agent_id, state, wait_reason, lease_token, expired_claims, next_seq, next_entry_no,
-    wake_seq, cancel_requested_at,
-    coalesce(lease_until > clock_timestamp(), false) as leased,
-    extract(epoch from clock_timestamp() - created_at)::float8 as age_s
-from runs
-where owner_id = $1 and id = $2 and ($3::bigint is null or lease_token = $3)
+LOCK_RUN = f"""
+select {LOCKED} from runs r
+where r.owner_id = $1 and r.id = $2 and ($3::bigint is null or r.lease_token = $3)
 for no key update
 """
 
@@ -178,76 +172,12 @@ def locked_run(row: asyncpg.Record) -> LockedRun:
         row["lease_token"],
         row["leased"],
         row["expired_claims"],
-        row["next_seq"],
         row["next_entry_no"],
         row["wake_seq"],
         row["cancel_requested_at"],
         row["age_s"],
+        _ceilings(row),
     )
-
-
-MOVE_RUN = """
-update runs set
-    next_seq = next_seq + $4::integer,
-    next_entry_no = next_entry_no + $5::integer,
-    state = $6::text,
-    wait_reason = $7,
-    due_at = case
-        when $6::text <> 'sleeping' then due_at
-        when $8::boolean and wake_seq > wake_seen then now_
-        else least(wall_at, greatest(
-            coalesce($9::timestamptz, now_ + make_interval(secs => $10::float8)), now_ + interval '1 second'))
-    end,
-    cycle_count = greatest(cycle_count, $11::integer),
-    wake_seen = coalesce($12::bigint, wake_seen),
-    expired_claims = case when $13::boolean then 0 else expired_claims end,
-    result = case when $14::boolean then $15::jsonb else result end,
-    ended_at = case when $14::boolean then now_ end,
-    lease_token = lease_token + $16::boolean::int,
-    lease_until = case when $16::boolean then null else now_ + make_interval(secs => $17::float8) end
-from clock_timestamp() as now_
-where owner_id = $1 and id = $2 and lease_token = $3 and state in ('running', 'sleeping')
-returning now_
-"""
-
-
-async def move_run(
-    connection: Connection,
-    run: LockedRun,
-    standing: Standing,
-    *,
-    events: int,
-    entries: int,
-    release: bool,
-    lease_ttl_s: float,
-) -> datetime | None:
-    """Number `events` and `entries`, and leave the run as `standing` says.
-
-    `release` gives the lease up and raises the token; otherwise the lease is renewed. Returns the moment that
-    the events carry, or None if the run is no longer held by this token or has ended.
-    """
-    moment = await connection.fetchval(
-        MOVE_RUN,
-        run.owner_id,
-        run.run_id,
-        run.lease_token,
-        events,
-        entries,
-        standing.state,
-        standing.wait_reason,
-        standing.wakes_on_message,
-        standing.wake_at,
-        standing.wake_in_s,
-        standing.cycles,
-        standing.wake_seen,
-        standing.progressed,
-        standing.ended,
-        standing.result,
-        release,
-        lease_ttl_s,
-    )
-    assert moment is None or isinstance(moment, datetime)
-    return moment
 
 
 REQUEST_CANCEL = """
@@ -273,6 +203,23 @@ async def wake_run(connection: Connection, owner_id: UUID, run_id: UUID) -> None
     await connection.execute(WAKE_RUN, owner_id, run_id)
 
 
+def _facts(run_id: UUID, row: asyncpg.Record) -> RunFacts:
+    return RunFacts(
+        run_id=to_wire("run", run_id),
+        agent_id=to_wire("agt", row["agent_id"]),
+        constitution=Constitution(
+            immutable_directives=row["immutable_directives"],
+            mutable_prompt=row["mutable_prompt"],
+            mutable_prompt_policy=row["mutable_prompt_policy"],
+        ),
+        goal=row["goal"],
+        inputs=row["inputs"],
+        agent_metadata=row["metadata"],
+        ceilings=_ceilings(row),
+        budgets=Budgets(**row["budgets"]),
+    )
+
+
 def _ceilings(row: asyncpg.Record) -> Ceilings:
     return Ceilings(
         max_cycles=row["max_cycles"],
@@ -282,7 +229,7 @@ def _ceilings(row: asyncpg.Record) -> Ceilings:
     )
 
 
-def _run(row: asyncpg.Record) -> Run:
+def read_run(row: asyncpg.Record) -> Run:
     return Run(
         id=to_wire("run", row["id"]),
         agent_id=to_wire("agt", row["agent_id"]),
@@ -298,3 +245,82 @@ def _run(row: asyncpg.Record) -> Run:
         next_wake_at=row["due_at"] if row["wait_reason"] in ("timer", "retry") else None,
         cancel_requested_at=row["cancel_requested_at"],
     )
+
+
+LOCK_LIVE = """
+select id, due_at <= clock_timestamp() as due from runs
+where owner_id = $1 and agent_id = $2 and state in ('running', 'sleeping')
+order by depth, id
+for no key update
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """A run that lives, held still until the transaction ends; somebody's lease on it may be alive."""
+
+    run_id: UUID
+    due: bool
+
+
+async def lock_live_runs(connection: Connection, owner_id: UUID, agent_id: UUID) -> list[LiveRun]:
+    """All of them, at most the agent's `max_live_runs`. The caller has locked the agent."""
+    rows = await connection.fetch(LOCK_LIVE, owner_id, agent_id)
+    return [LiveRun(row["id"], row["due"]) for row in rows]
+
+
+SHRINK_RUNS = """
+update runs set
+    max_cycles = least(max_cycles, $3::integer),
+    max_subagents = least(max_subagents, $4::integer),
+    max_tool_calls_per_cycle = least(max_tool_calls_per_cycle, $5::integer),
+    max_wall_seconds = least(max_wall_seconds, $6::integer),
+    wall_at = least(wall_at, created_at + $6::integer * interval '1 second'),
+    due_at = least(due_at, created_at + $6::integer * interval '1 second')
+where owner_id = $1 and id = any ($2::uuid[])
+returning id, due_at <= clock_timestamp() as due
+"""
+
+
+async def shrink_runs(
+    connection: Connection, owner_id: UUID, run_ids: Sequence[UUID], ceilings: Ceilings
+) -> list[UUID]:
+    """Lower the runs' own ceilings to these where they are above them. Those that are due now.
+
+    The columns are no holder's: a lease does not matter. The caller has locked the runs.
+    """
+    rows = await connection.fetch(
+        SHRINK_RUNS,
+        owner_id,
+        run_ids,
+        ceilings.max_cycles,
+        ceilings.max_subagents,
+        ceilings.max_tool_calls_per_cycle,
+        ceilings.max_wall_seconds,
+    )
+    return [row["id"] for row in rows if row["due"]]
+
+
+REQUEST_CANCELS = """
+update runs set
+    cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp()),
+    due_at = case when lease_until > clock_timestamp() then due_at else least(due_at, clock_timestamp()) end
+where owner_id = $1 and id = any ($2::uuid[])
+"""
+
+
+async def request_cancels(connection: Connection, owner_id: UUID, run_ids: Sequence[UUID]) -> None:
+    """Raise the flag, and make due what nobody holds, so that whoever claims it ends it.
+
+    The caller has locked the runs.
+    """
+    await connection.execute(REQUEST_CANCELS, owner_id, run_ids)
+
+
+COUNT_LIVE = """
+select count(*) from runs where owner_id = $1 and agent_id = $2 and state in ('running', 'sleeping')
+"""
+
+
+async def count_live_runs(connection: Connection, owner_id: UUID, agent_id: UUID) -> int:
+    return int(await connection.fetchval(COUNT_LIVE, owner_id, agent_id))

@@ -155,6 +155,11 @@ create table artifacts (
     created_at timestamptz not null default clock_timestamp()
 );
 create index artifacts_by_run on artifacts (owner_id, run_id, created_at desc, id desc);
+create index artifacts_by_age on artifacts (owner_id, created_at desc, id desc);
+create index artifacts_by_agent on artifacts (owner_id, agent_id, created_at desc, id desc);
+create index artifacts_by_subject on artifacts (owner_id, subject_id, created_at desc, id desc)
+    where subject_id is not null;
+create index artifacts_by_bytes on artifacts (owner_id, sha256);
 
 create table blobs (
     owner_id uuid not null references owners (id),

@@ -21,8 +21,10 @@ from espalier_gateway.dispatcher import Dispatcher
 from espalier_gateway.events import events_route
 from espalier_gateway.http import State, build_app
 from espalier_gateway.methods.call import Desk
+from espalier_gateway.rate_limits import RateLimit, RefusalLog
 from espalier_gateway.server import Server, server
 from espalier_gateway.settings import GatewaySettings
+from espalier_gateway.stream_limits import OpenStreams
 from espalier_gateway.tails import Tails
 from espalier_jobs import Doorbell, QueueNames, open_queue
 from espalier_store.fleet import acknowledge
@@ -41,16 +43,25 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[tuple[Server,
         publisher = Publisher(streams, settings.redis_prefix, partial(acknowledge, pool))
         couriers = Couriers(publisher, Doorbell(queue, QueueNames(settings.redis_prefix)))
         cancels = ForcedCancels(pool, couriers)
-        tails = Tails(pool, settings.redis_url, settings.redis_prefix)
+        closing = anyio.Event()
+        tails = Tails(pool, settings.redis_url, settings.redis_prefix, closing)
         for task in (publisher.run, couriers.run, cancels.run):
             background.start_soon(task)
         await background.start(tails.run)
-        gatekeeper = Gatekeeper(pool, session_ttl_s=settings.session_ttl_s, cache_s=settings.cache_s)
+        refusals = RefusalLog()
+        rate = RateLimit(settings.rpc_rate, settings.rpc_burst, refusals)
+        gatekeeper = Gatekeeper(pool, rate, session_ttl_s=settings.session_ttl_s, cache_s=settings.cache_s)
         desk = Desk(pool, couriers, cancels, settings.session_ttl_s, version("espalier-gateway"))
         dispatcher = Dispatcher(
             gatekeeper, desk, batch_max=settings.batch_max, json_depth_max=settings.json_depth_max
         )
-        state = State(settings, pool, gatekeeper, dispatcher, tails, anyio.Event())
+        open_now = OpenStreams(
+            refusals,
+            per_key=settings.streams_per_key,
+            per_run=settings.streams_per_run,
+            per_gateway=settings.streams_per_gateway,
+        )
+        state = State(settings, pool, gatekeeper, dispatcher, tails, open_now, closing)
         serving = server(build_app(state, [events_route(), bytes_route()]), settings)
         background.start_soon(serving.config.heads.run)
         yield serving, state

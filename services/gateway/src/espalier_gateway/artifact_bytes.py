@@ -13,6 +13,7 @@ from uuid import UUID
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from espalier_domain.errors import NotFound
 from espalier_gateway.http import context_of, plainly, state_of
@@ -27,7 +28,7 @@ _NAME: Final = r"[\w.+-]{1,100}"
 _MIME_TYPE: Final = re.compile(rf'{_NAME}/{_NAME}(?: ?; ?{_NAME}=(?:{_NAME}|"{_NAME}")){{0,4}}', re.ASCII)
 
 
-async def download(request: Request) -> Response:
+async def download(request: Request) -> ASGIApp:
     return await plainly(_open(request), endpoint="bytes")
 
 

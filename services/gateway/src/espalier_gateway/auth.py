@@ -14,6 +14,7 @@ from uuid import UUID
 import anyio
 
 from espalier_gateway.errors import WireError
+from espalier_gateway.rate_limits import RateLimit
 from espalier_protocol.access import Capability, Scope
 from espalier_protocol.errors import ErrorCode
 from espalier_protocol.versions import SERVED_VERSIONS
@@ -67,8 +68,9 @@ class Remembered(Generic[K, V]):
 class Gatekeeper:
     """Looks up callers and sessions. One per process."""
 
-    def __init__(self, pool: Pool, *, session_ttl_s: float, cache_s: float) -> None:
+    def __init__(self, pool: Pool, rate: RateLimit, *, session_ttl_s: float, cache_s: float) -> None:
         self._pool = pool
+        self.rate = rate
         self._session_ttl_s = session_ttl_s
         self._callers: Remembered[bytes, Caller] = Remembered(cache_s)
         self._sessions: Remembered[tuple[UUID, bytes], AepSession] = Remembered(cache_s)
@@ -84,6 +86,10 @@ class Gatekeeper:
             raise WireError(ErrorCode.authn_failed, "The bearer token is not valid here.")
         self._callers.put(key_hash, caller)
         return caller
+
+    def count_calls(self, caller: Caller, calls: int = 1) -> None:
+        """Raises the refusal that says when to come again if the key has made too many; then none counts."""
+        self.rate.take(caller.key_id, calls)
 
     async def session(self, context: CallContext, caller: Caller, version: str) -> AepSession:
         """Raises -32010 unless it lives and is the caller's, -32009 if it agreed on another version."""
@@ -101,12 +107,31 @@ class Gatekeeper:
         """The same rungs in the same order, for endpoints that are not methods."""
         version = served_version(context)
         caller = await self.caller(context)
+        self.count_calls(caller)
+        return caller, await self._entitled(context, caller, version, scopes, capability)
+
+    async def admit_again(
+        self, context: CallContext, scopes: Iterable[Scope], capability: Capability | None = None
+    ) -> None:
+        """`admit` for what is open already. Our own looks at a caller's rights are no calls of the caller."""
+        version = served_version(context)
+        caller = await self.caller(context)
+        await self._entitled(context, caller, version, scopes, capability)
+
+    async def _entitled(
+        self,
+        context: CallContext,
+        caller: Caller,
+        version: str,
+        scopes: Iterable[Scope],
+        capability: Capability | None,
+    ) -> AepSession:
         session = await self.session(context, caller, version)
         if capability is not None:
             require_capability(session, capability)
         for scope in scopes:
             require_scope(caller, scope)
-        return caller, session
+        return session
 
     async def _find_session(self, owner_id: UUID, session_hash: bytes) -> AepSession:
         if (known := self._sessions.get((owner_id, session_hash))) is not None:

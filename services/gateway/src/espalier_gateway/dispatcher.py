@@ -16,9 +16,17 @@ import anyio.to_thread
 import structlog
 from pydantic import ValidationError
 
-from espalier_domain.errors import Conflicted
+from espalier_domain.errors import Conflicted, Unavailable
 from espalier_gateway.auth import CallContext, Gatekeeper, require_capability, require_scope, served_version
-from espalier_gateway.errors import Fault, WireError, fault, fault_of, params_refused
+from espalier_gateway.errors import (
+    RATE_LIMITED,
+    UNAVAILABLE,
+    Fault,
+    WireError,
+    fault,
+    fault_of,
+    params_refused,
+)
 from espalier_gateway.methods import HANDLERS, Handler
 from espalier_gateway.methods.call import Call, Desk
 from espalier_protocol.errors import ErrorCode
@@ -50,6 +58,12 @@ BATCH_ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 PATIENCE_S: Final = 2.0
 """How long a call may wait for a run to change. In a batch none does, or twenty would wait in turn."""
 
+ANSWER_WAIT_S: Final = 3.5
+"""A call that takes longer is given up: with a ROLLBACK or a COMMIT under way it is then answered within five
+seconds though Postgres hangs. Above PATIENCE_S, which is part of it.
+"""
+
+AGAIN_MS: Final = 1000
 REFERENCE_BYTES: Final = 8
 
 log = structlog.get_logger(__name__)
@@ -61,6 +75,7 @@ class Verdict(Enum):
 
     answered = auto()
     silent = auto()  # notifications only: there is no body
+    rate_limited = auto()  # nothing of it was done; without a body if all were notifications
     unreadable = auto()  # not JSON, or not JSON-RPC
     unauthenticated = auto()
 
@@ -69,14 +84,19 @@ class Verdict(Enum):
 class Answer:
     verdict: Verdict
     body: bytes = b""
+    retry_after_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """The answer to one request; `code` is None for a result."""
+    """The answer to one request: `told` is None for a result, `body` is empty for a notification."""
 
     body: bytes
-    code: ErrorCode | None = None
+    told: Fault | None = None
+
+    @property
+    def code(self) -> ErrorCode | None:
+        return None if self.told is None else self.told.code
 
 
 class Dispatcher:
@@ -105,6 +125,8 @@ class Dispatcher:
         _comes_alone(request, in_batch)
         version = served_version(context)
         caller = await self._gatekeeper.caller(context)
+        if not in_batch:  # a batch was counted as a whole
+            self._gatekeeper.count_calls(caller)
         session = await self._session(request, context, caller, version)
         method = _known_method(request.method)
         handler = _supported(method, session)
@@ -137,27 +159,39 @@ class Dispatcher:
                 ErrorCode.invalid_params, f"Idempotency-Key {reason}.", field="Idempotency-Key", reason=reason
             )
             return _whole(_failure(None, refusal))
-        replies: list[_Reply | None] = []
-        room = BATCH_ANSWER_BYTES_MAX
+        told = await answered(self._count_batch(entries, context))
+        if isinstance(told, Fault) and told.code is ErrorCode.internal_error:
+            return _several([_refused(entry, told) for entry in entries])
+        replies: list[_Reply] = []
+        room, stop = BATCH_ANSWER_BYTES_MAX, None
         for entry in entries:
-            reply = await self._reply(entry, context, in_batch=True) if room > 0 else _no_room(entry)
-            room -= len(reply.body) if reply else 0
+            if stop is None:
+                reply = await self._reply(entry, context, in_batch=True)
+                room -= len(reply.body)
+                stop = _why_stop(reply, room)
+            else:
+                reply = _refused(entry, stop)
             replies.append(reply)
-        bodies = [reply.body for reply in replies if reply is not None]
-        if not bodies:
-            return Answer(Verdict.silent)
-        turned_away = any(reply.code is ErrorCode.authn_failed for reply in replies if reply is not None)
-        return Answer(Verdict.unauthenticated if turned_away else Verdict.answered, batch_body(bodies))
+        return _several(replies)
 
-    async def _reply(self, entry: Entry, context: CallContext, *, in_batch: bool = False) -> _Reply | None:
-        """None for a notification, which gets no answer whatever became of it."""
+    async def _count_batch(self, entries: tuple[Entry, ...], context: CallContext) -> None:
+        """All entries count before the first one runs, so that a client may repeat a batch that is refused.
+
+        One whose caller cannot be told right now does not begin either. A caller who is nobody gets as far
+        as each entry gets by itself.
+        """
+        served_version(context)
+        caller = await self._gatekeeper.caller(context)
+        self._gatekeeper.count_calls(caller, len(entries))
+
+    async def _reply(self, entry: Entry, context: CallContext, *, in_batch: bool = False) -> _Reply:
         if isinstance(entry, Malformed):
             return _failure(entry.id, fault(ErrorCode.invalid_request, entry.reason))
         outcome = await answered(self._climb(entry, context, in_batch=in_batch), method=entry.method)
-        if entry.id is None:
-            return None
         if isinstance(outcome, Fault):
-            return _failure(entry.id, outcome)
+            return _refused(entry, outcome)
+        if entry.id is None:
+            return _Reply(b"")
         return _Reply(result_body(entry.id, outcome.model_dump_json().encode()))
 
 
@@ -168,14 +202,15 @@ async def answered(work: Awaitable[T], **about: str) -> T | Fault:
     """
     reference = secrets.token_hex(REFERENCE_BYTES)
     try:
-        return await work
+        with anyio.move_on_after(ANSWER_WAIT_S):
+            return await work
+        raise Unavailable(AGAIN_MS)
     except Exception as error:
         told = fault_of(error, reference)
-        if told.code is ErrorCode.internal_error:
-            if told.symbol == ErrorCode.internal_error.name:
-                log.exception("call.failed", reference=reference, **about)
-            else:
-                log.warning("call.put_off", reference=reference, error=repr(error.__cause__), **about)
+        if told.symbol == ErrorCode.internal_error.name:
+            log.exception("call.failed", reference=reference, **about)
+        elif told.symbol == UNAVAILABLE:
+            log.warning("call.put_off", reference=reference, error=repr(error.__cause__ or error), **about)
         return told
 
 
@@ -192,13 +227,13 @@ def _not_promised(method: Method, context: CallContext) -> None:
         raise WireError(ErrorCode.capability_not_supported, message, field="Idempotency-Key")
 
 
-def _no_room(entry: Entry) -> _Reply | None:
-    """The answer to a call of a batch that was not run, because those before it filled the response."""
-    if entry.id is None and isinstance(entry, Request):
-        return None
+def _why_stop(reply: _Reply, room: int) -> Fault | None:
+    """What the rest of a batch is told, of which nothing runs: Postgres is away, or the response is full."""
+    if reply.told is not None and reply.told.symbol == UNAVAILABLE:
+        return reply.told
     message = "The answers before this one filled the response; call it alone."
-    told = fault(ErrorCode.internal_error, message, symbol="unavailable", retry_after_ms=0)
-    return _failure(entry.id, told)
+    full = fault(ErrorCode.internal_error, message, symbol=UNAVAILABLE, retry_after_ms=0)
+    return full if room <= 0 else None
 
 
 def _known_method(name: str) -> Method:
@@ -245,18 +280,39 @@ async def _handled(handler: Handler, call: Call, params: Params) -> Resource:
     return await handler(call, params)
 
 
+def _refused(entry: Entry, told: Fault) -> _Reply:
+    """A notification gets no answer, whatever became of it."""
+    if entry.id is None and isinstance(entry, Request):
+        return _Reply(b"", told)
+    return _failure(entry.id, told)
+
+
 def _failure(request_id: RequestId | None, told: Fault) -> _Reply:
-    return _Reply(error_body(request_id, told.code, told.message, told.data), told.code)
+    return _Reply(error_body(request_id, told.code, told.message, told.data), told)
 
 
-def _whole(reply: _Reply | None) -> Answer:
+def _whole(reply: _Reply) -> Answer:
     """The answer to a message that was no batch."""
-    match reply:
-        case None:
-            return Answer(Verdict.silent)
-        case _Reply(body, ErrorCode.parse_error | ErrorCode.invalid_request):
-            return Answer(Verdict.unreadable, body)
-        case _Reply(body, ErrorCode.authn_failed):
-            return Answer(Verdict.unauthenticated, body)
-        case _Reply(body):
-            return Answer(Verdict.answered, body)
+    if (told := reply.told) and told.symbol == RATE_LIMITED:
+        return Answer(Verdict.rate_limited, reply.body, told.retry_after_ms)
+    if not reply.body:
+        return Answer(Verdict.silent)
+    match reply.code:
+        case ErrorCode.parse_error | ErrorCode.invalid_request:
+            return Answer(Verdict.unreadable, reply.body)
+        case ErrorCode.authn_failed:
+            return Answer(Verdict.unauthenticated, reply.body)
+        case _:
+            return Answer(Verdict.answered, reply.body)
+
+
+def _several(replies: list[_Reply]) -> Answer:
+    """The answer to a batch, which is limited as a whole or not at all."""
+    heard = [reply for reply in replies if reply.body]
+    body = batch_body([reply.body for reply in heard]) if heard else b""
+    if (told := replies[0].told) and told.symbol == RATE_LIMITED:
+        return Answer(Verdict.rate_limited, body, told.retry_after_ms)
+    if not heard:
+        return Answer(Verdict.silent)
+    turned_away = any(reply.code is ErrorCode.authn_failed for reply in heard)
+    return Answer(Verdict.unauthenticated if turned_away else Verdict.answered, body)

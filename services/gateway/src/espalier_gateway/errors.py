@@ -26,6 +26,7 @@ from espalier_protocol.strict_json import JsonValue
 
 FIELD_CHARS_MAX: Final = 200
 UNAVAILABLE: Final = "unavailable"
+RATE_LIMITED: Final = "rate_limited"
 LOG_PRUNED: Final = "log_pruned"
 
 
@@ -41,6 +42,11 @@ class Fault:
     def symbol(self) -> str:
         return str(self.data["symbol"])
 
+    @property
+    def retry_after_ms(self) -> int | None:
+        after_ms = self.data.get("retry_after_ms")
+        return after_ms if isinstance(after_ms, int) else None
+
 
 def fault(code: ErrorCode, message: str, **data: JsonValue) -> Fault:
     """The symbol is the code's own name unless `data` has a finer one."""
@@ -53,6 +59,12 @@ class WireError(Exception):
     def __init__(self, code: ErrorCode, message: str, **data: JsonValue) -> None:
         super().__init__(message)
         self.fault = fault(code, message, **data)
+
+
+def rate_limited(limit: str, message: str, retry_after_ms: int) -> WireError:
+    """A caller at one of its limits, which is no failure: the setting that it met, and nothing was done."""
+    data: dict[str, JsonValue] = {"limit": limit, "retry_after_ms": retry_after_ms}
+    return WireError(ErrorCode.internal_error, message, symbol=RATE_LIMITED, **data)
 
 
 def _not_found(error: NotFound) -> Fault:
@@ -86,13 +98,18 @@ TABLE: Final[Mapping[type[DomainError], Callable[[Any], Fault]]] = {
 def fault_of(error: Exception, reference: str) -> Fault:
     """What the client is told. `reference` names the line in our log where the cause can be read."""
     if isinstance(error, WireError):
-        return error.fault
+        return _referring(error.fault, reference)
     if isinstance(error, DomainError):
-        told = TABLE[type(error)](error)
-        data = {**told.data, "reference": reference} if told.code is ErrorCode.internal_error else told.data
-        return Fault(told.code, told.message, data)
+        return _referring(TABLE[type(error)](error), reference)
     message = f"The runtime failed; its log knows why under {reference}."
     return fault(ErrorCode.internal_error, message, reference=reference)
+
+
+def _referring(told: Fault, reference: str) -> Fault:
+    """Passing trouble of ours can be looked up; a caller's own limit says all there is to say."""
+    if told.symbol != UNAVAILABLE:
+        return told
+    return Fault(told.code, told.message, {**told.data, "reference": reference})
 
 
 # pydantic's words are for people who know its models; these are for people who wrote JSON.
@@ -123,7 +140,7 @@ def _in_plain_words(message: str) -> str:
 
 
 # Endpoints that speak plain HTTP: by symbol where it is finer than the code.
-_STATUS_OF_SYMBOL: Final[Mapping[str, int]] = {UNAVAILABLE: 503, LOG_PRUNED: 410}
+_STATUS_OF_SYMBOL: Final[Mapping[str, int]] = {UNAVAILABLE: 503, RATE_LIMITED: 429, LOG_PRUNED: 410}
 _STATUS_OF_CODE: Final[Mapping[ErrorCode, int]] = {
     ErrorCode.authn_failed: 401,
     ErrorCode.authz_denied: 403,

@@ -16,18 +16,22 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from espalier_gateway.auth import CallContext, Gatekeeper
 from espalier_gateway.body import Refused, read_body
 from espalier_gateway.dispatcher import Dispatcher, Verdict, answered
 from espalier_gateway.errors import Fault, status_of
 from espalier_gateway.settings import GatewaySettings
+from espalier_gateway.stream_limits import OpenStreams
 from espalier_gateway.tails import Tails
 from espalier_protocol.errors import ErrorCode
 from espalier_protocol.jsonrpc import error_body
 from espalier_store.pool import Pool, reading, schema_ready
 
-READY_WAIT_S: Final = 2.0
+READY_WAIT_S: Final = 1.0
+"""Half of what may pass until a probe says that Postgres hangs."""
+
 JSON: Final = "application/json"
 CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
 NO_STORE: Final = {"Cache-Control": "no-store"}
@@ -36,6 +40,7 @@ _STATUSES: Final[Mapping[Verdict, int]] = {
     Verdict.silent: 204,
     Verdict.unreadable: 400,
     Verdict.unauthenticated: 401,
+    Verdict.rate_limited: 429,
 }
 
 
@@ -48,6 +53,7 @@ class State:
     gatekeeper: Gatekeeper
     dispatcher: Dispatcher
     tails: Tails
+    streams: OpenStreams
     closing: anyio.Event
 
 
@@ -84,14 +90,18 @@ async def rpc(request: Request) -> Response:
         )
         return Response(refusal, refused.status, refused.headers, JSON)
     answer = await state.dispatcher.answer(body, context_of(request.headers))
-    headers = dict(NO_STORE)
+    headers = NO_STORE | _wait(answer.retry_after_ms)
     if answer.verdict is Verdict.unauthenticated:
         headers |= CHALLENGE
-    kind = None if answer.verdict is Verdict.silent else JSON
-    return Response(answer.body, _STATUSES[answer.verdict], headers, kind)
+    return Response(answer.body, _STATUSES[answer.verdict], headers, JSON if answer.body else None)
 
 
-async def plainly(work: Awaitable[Response], **about: str) -> Response:
+def _wait(after_ms: int | None) -> dict[str, str]:
+    """In whole seconds, because that is all that the header can say; bodies have it in milliseconds."""
+    return {} if after_ms is None else {"Retry-After": str(max(1, -(-after_ms // 1000)))}
+
+
+async def plainly(work: Awaitable[ASGIApp], **about: str) -> ASGIApp:
     """The response, or the refusal in the form of the endpoints that speak no JSON-RPC."""
     outcome = await answered(work, **about)
     return refusal(outcome) if isinstance(outcome, Fault) else outcome
@@ -101,11 +111,9 @@ def refusal(told: Fault) -> Response:
     status = status_of(told)
     body = {"error": told.symbol, "message": told.message, "code": int(told.code)}
     extra = {name: value for name, value in told.data.items() if name != "symbol"}
-    headers = dict(NO_STORE)
+    headers = NO_STORE | _wait(told.retry_after_ms)
     if status == 401:
         headers |= CHALLENGE
-    if isinstance(after_ms := told.data.get("retry_after_ms"), int):
-        headers["Retry-After"] = str(-(-after_ms // 1000))
     return JSONResponse({**extra, **body}, status, headers)
 
 

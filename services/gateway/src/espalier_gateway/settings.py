@@ -25,6 +25,16 @@ class GatewaySettings(PostgresSettings, RedisSettings, LogSettings):
     """Idle seconds after which an AEP session expires."""
     cache_s: float = Field(default=5.0, ge=0, le=60)
     """Seconds for which a key or session, once found, is believed: the most that revoking one takes."""
+    rpc_rate: float = Field(default=50.0, gt=0)
+    """Calls per second that a key may make at one gateway; opening a stream or a download is a call too."""
+    rpc_burst: int = Field(default=200, ge=1)
+    """Calls that a key may make at once after a rest; a larger batch counts as this many."""
+    streams_per_key: int = Field(default=100, ge=1)
+    """Streams of events that a key may have open at one gateway."""
+    streams_per_run: int = Field(default=2000, ge=1)
+    """Streams of events of one run that one gateway keeps open."""
+    streams_per_gateway: int = Field(default=4000, ge=1)
+    """Streams of events that one gateway keeps open; beyond them the answer is 503."""
     gateway_drain_s: int = Field(default=3, ge=0)
     """How long a stopping gateway waits for answers under way."""
     http_connections_max: int = Field(default=5000, ge=1)

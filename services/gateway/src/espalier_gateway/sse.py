@@ -13,11 +13,12 @@ from uuid import UUID
 import anyio
 import structlog
 
-from espalier_domain.errors import NotFound, Unavailable
+from espalier_domain.errors import Unavailable
 from espalier_gateway.streaming import PiecewiseResponse
-from espalier_gateway.tails import Follower, Tails, read_page
+from espalier_gateway.tails import Follower, Tails, lines_of, read_page
 from espalier_protocol.events import LAST_EVENT, EventLine
 from espalier_protocol.ids import event_id
+from espalier_store.events import OpenedLog
 from espalier_store.pool import Pool
 
 RETRY_MS: Final = 1_000
@@ -70,8 +71,9 @@ class Place:
                     yield line
             self.ended = line.type == LAST_EVENT
 
-    def chunks(self, lines: Sequence[EventLine]) -> Iterator[bytes]:
-        chunk = bytearray()
+    def chunks(self, lines: Sequence[EventLine], *, before: bytes = b"") -> Iterator[bytes]:
+        """The frames of `lines`, with `before` in front of the first one or alone."""
+        chunk = bytearray(before)
         for line in self.visible(lines):
             framed = frame(line)
             if chunk and len(chunk) + len(framed) > CHUNK_BYTES_MAX:
@@ -114,24 +116,27 @@ async def event_stream(
     pool: Pool,
     owner_id: UUID,
     run_id: UUID,
+    log: OpenedLog,
     *,
     since: int,
     own_events: bool,
-    closing: anyio.Event,
     still_allowed: StillAllowed,
     pace: Pace | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """The bytes of one connection. Whoever iterates must close it (`aclosing`): that frees the tail.
 
-    `since` is at most the log's last seq. Every event after it is sent once, in order, and the stream ends
-    after `run.ended`. If it ends sooner, a comment says why, and the client may resume after what it got.
-    `still_allowed` may raise Unavailable, which ends the stream like every other absence of Postgres.
+    `log` was opened at `since`, which is at most its last seq. Every event after it is sent once, in order,
+    and the stream ends after `run.ended`. If it ends sooner, a comment says why, and the client may resume
+    after what it got. `still_allowed` may raise Unavailable, which ends the stream like every other absence
+    of Postgres.
     """
     place, clock = Place(since, own_events=own_events), Clock(pace or Pace())
+    lines: Sequence[EventLine] = lines_of(run_id, log.events)
     why: str | None = None
-    yield OPENING
     try:
-        async with tails.follow(owner_id, run_id, closing) as follower:
+        with tails.follow(owner_id, run_id, log) as follower:
+            for chunk in place.chunks(lines, before=OPENING):
+                yield chunk
             while why is None and not place.ended and not follower.is_over(place.last):
                 lines = await _next_lines(follower, place, pool, owner_id, run_id, clock)
                 for chunk in place.chunks(lines):
@@ -140,13 +145,11 @@ async def event_stream(
                 if clock.silent:
                     yield HEARTBEAT
                     clock.said()
-                why = _broken_off(follower, place, closing)
+                why = _broken_off(follower, place, tails.closing)
                 if why is None and not await clock.allows(still_allowed):
                     why = "no longer allowed"
     except Unavailable:
         why = "unavailable"
-    except NotFound:
-        why = "gone"
     if why is not None and not place.ended:
         yield farewell(why)
 

@@ -5,8 +5,8 @@ hole. A tail takes lines in any state, passes on those that continue its own, an
 Postgres. Not here: what a client gets to see (`sse.py`, above). Below: `espalier_eventlog.tail`, the store.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, Literal, TypeAlias
 from uuid import UUID
 
@@ -14,11 +14,11 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup, TaskStatus
 
-from espalier_domain.errors import NotFound, Unavailable
+from espalier_domain.errors import Unavailable
 from espalier_eventlog.tail import StreamReader
-from espalier_protocol.events import LAST_EVENT, EventLine
+from espalier_protocol.events import LAST_EVENT, EventLine, NumberedEvent
 from espalier_protocol.ids import to_wire
-from espalier_store.events import events_after, log_state
+from espalier_store.events import OpenedLog, events_after
 from espalier_store.fleet import last_seqs
 from espalier_store.pool import Pool, reading
 
@@ -51,7 +51,6 @@ class Follower:
         self._lines: list[EventLine] = []
         self._chars = 0
         self._news = anyio.Event()
-        self._heeding = anyio.CancelScope()
 
     def join(self, last: int) -> bool:
         """Be fed from now on, if a reader that has everything up to `last` misses nothing by it.
@@ -95,12 +94,6 @@ class Follower:
 
     def leave(self) -> None:
         self._tail.followers.discard(self)
-        self._heeding.cancel()
-
-    async def heed(self, closing: anyio.Event) -> None:
-        with self._heeding:
-            await closing.wait()
-            self.cut("closing")
 
 
 class Tail:
@@ -158,9 +151,13 @@ class Tail:
 
 
 class Tails:
-    """All tails of a gateway. `run` must be running while somebody follows."""
+    """All tails of a gateway. `run` must be running while somebody follows.
 
-    def __init__(self, pool: Pool, redis_url: str, redis_prefix: str) -> None:
+    When `closing` is set every follower is cut, and whoever comes later is cut at once.
+    """
+
+    def __init__(self, pool: Pool, redis_url: str, redis_prefix: str, closing: anyio.Event) -> None:
+        self.closing = closing
         self._pool = pool
         self._reader = StreamReader(redis_url, redis_prefix)
         self._tails: dict[UUID, Tail] = {}
@@ -185,39 +182,39 @@ class Tails:
                 group.start_soon(self._reader.run)
                 group.start_soon(self._check)
                 task_status.started()
+                await self.closing.wait()
+                self._cut_all()
         finally:
             self._group = None
-            for tail in tuple(self._tails.values()):
-                tail.cut("closing")
+            self._cut_all()
 
-    @asynccontextmanager
-    async def follow(self, owner_id: UUID, run_id: UUID, closing: anyio.Event) -> AsyncIterator[Follower]:
-        """A follower, cut when `closing` is set. Raises NotFound or Unavailable."""
-        tail = self._tails.get(run_id) or await self._open(owner_id, run_id)
-        if tail.owner_id != owner_id:
-            raise NotFound("run", to_wire("run", run_id))
+    @contextmanager
+    def follow(self, owner_id: UUID, run_id: UUID, log: OpenedLog) -> Iterator[Follower]:
+        """A follower of the owner's run, whose log was opened just now. Raises Unavailable."""
         if self._group is None:
             raise Unavailable(NOT_RUNNING_RETRY_MS)
+        tail = self._tails.get(run_id) or self._open(owner_id, run_id, log)
         follower = Follower(tail)
         tail.followers.add(follower)
-        self._group.start_soon(follower.heed, closing)
+        if self.closing.is_set():
+            follower.cut("closing")
         try:
             yield follower
         finally:
             follower.leave()
             self._end_if_unfollowed(tail)
 
-    async def _open(self, owner_id: UUID, run_id: UUID) -> Tail:
-        """The run's tail, perhaps made by somebody else in the meantime. A run that has ended needs none."""
-        async with reading(self._pool) as connection:
-            state = await log_state(connection, owner_id, run_id)
-        if state is None:
-            raise NotFound("run", to_wire("run", run_id))
-        tail = self._tails.get(run_id) or Tail(owner_id, run_id, state.last_seq, ended=state.ended)
-        if run_id not in self._tails and not tail.ended:
+    def _open(self, owner_id: UUID, run_id: UUID, log: OpenedLog) -> Tail:
+        """A new tail. A run that has ended needs no watch."""
+        tail = Tail(owner_id, run_id, log.last_seq, ended=log.ended)
+        if not tail.ended:
             self._tails[run_id] = tail
             self._reader.watch(run_id, tail.last, lambda lines: self._offer(tail, lines))
         return tail
+
+    def _cut_all(self) -> None:
+        for tail in tuple(self._tails.values()):
+            tail.cut("closing")
 
     def _end_if_unfollowed(self, tail: Tail) -> None:
         if not tail.followers and self._tails.get(tail.run_id) is tail:
@@ -283,5 +280,9 @@ async def read_page(pool: Pool, owner_id: UUID, run_id: UUID, last: int) -> list
     """The log after `last`, a page at most. Holds no connection afterwards. Raises Unavailable."""
     async with reading(pool) as connection:
         events = await events_after(connection, owner_id, run_id, last)
+    return lines_of(run_id, events)
+
+
+def lines_of(run_id: UUID, events: Sequence[NumberedEvent]) -> list[EventLine]:
     wire_id = to_wire("run", run_id)
     return [event.line(wire_id) for event in events]

@@ -14,7 +14,7 @@ from arq.typing import WorkerCoroutine
 from arq.worker import Worker, func
 
 from espalier_domain.errors import Unavailable
-from espalier_jobs import QUEUE_AWAY, RING, QueueNames, deserialize, serialize, wait_for_ring
+from espalier_jobs import QUEUE_AWAY, RING, QueueNames, deserialize, serialize, take_rings, wait_for_ring
 from espalier_run_worker.slots import Slots
 from espalier_store.fleet import due_runs
 from espalier_store.pool import Pool, transaction
@@ -25,6 +25,10 @@ POLL_S: Final = 0.001
 WAKE_WAIT_S: Final = 0.25
 QUEUE_READ_MAX: Final = 1000
 HEALTH_EVERY_S: Final = 10
+ANSWER_WAIT_S: Final = 2.0
+"""A Redis that does not answer for this long is away. Without it a connection that died unseen would leave
+the poller deaf for ever."""
+
 RESTART_S: Final = (0.1, 5.0)
 STEADY_S: Final = 10.0
 """A poller that lived this long was well; the next pause is the first one again."""
@@ -62,13 +66,20 @@ class _Poller(Worker):
         except ValueError:
             log.warning("doorbell.not_a_run")
 
+    async def start_jobs(self, job_ids: list[bytes]) -> None:
+        """Instead of arq's, which guards each job as if it could not be lost (see `take_rings`)."""
+        if taken := job_ids[: self._slots.free]:
+            for run_id in await take_rings(self._queue, self._names, taken):
+                await self._ring(self.ctx, run_id)
+
     async def _poll_iteration(self) -> None:
         with anyio.move_on_after(WAKE_WAIT_S):
             await self._slots.wait_free()
         if self._slots.free > 0:
             self.max_jobs = self._slots.free
-            await super()._poll_iteration()
-            await wait_for_ring(self._queue, self._names, WAKE_WAIT_S)
+            with anyio.fail_after(ANSWER_WAIT_S):
+                await super()._poll_iteration()
+                await wait_for_ring(self._queue, self._names, WAKE_WAIT_S)
 
 
 async def listen(slots: Slots, names: QueueNames, queue: ArqRedis) -> None:

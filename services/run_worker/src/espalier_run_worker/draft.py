@@ -27,7 +27,10 @@ from espalier_store.runs import LockedRun
 
 
 class Draft:
-    """`record` what happened; `conclude` adds what follows from it."""
+    """`record` what happened; `conclude` adds what follows from it.
+
+    A draft that does not begin leaves a new cycle or a new attempt to whoever takes the next step.
+    """
 
     def __init__(
         self,
@@ -36,13 +39,13 @@ class Draft:
         facts: RunFacts,
         progress: Progress,
         *,
-        handing_over: bool = False,
+        begins: bool = True,
     ) -> None:
         self.connection = connection
         self.run = run
         self.facts = facts
         self.progress = progress
-        self.handing_over = handing_over
+        self.begins = begins
         self.entries: list[Entry] = []
 
     @property
@@ -64,8 +67,8 @@ class Draft:
             self.record(*cancelled(self.progress))
         while not self.resting():
             match self.next_step():
-                case StartCycle() | Reserve() if self.handing_over:
-                    return  # begun by whoever takes the run next: nobody here would ask the model
+                case StartCycle() | Reserve() if not self.begins:
+                    return
                 case StartCycle(number):
                     self.record(CycleStarted(number, self.run.age_s, self.run.wake_seq, self.facts.budgets))
                 case Reserve(attempt):

@@ -7,20 +7,21 @@ no longer ours it raises LeaseLost, and nothing was written.
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 from uuid import UUID
 
 import anyio
 
-from espalier_acts.log import Written, load_progress, write_entries
+from espalier_acts.log import Written, append_entries, load, restored, write_entries
 from espalier_domain.errors import Conflicted, FenceReached, LeaseLost, Unavailable
 from espalier_domain.journal import Entry, RunEnded
-from espalier_domain.progress import Progress
+from espalier_domain.progress import SNAPSHOT_VERSION, Progress
 from espalier_domain.run import RunFacts, Step, closing, next_step
 from espalier_eventlog.publisher import Publisher
 from espalier_run_worker.draft import Draft
 from espalier_store.fleet import claim_run, release_lease
-from espalier_store.pool import Pool, transaction
+from espalier_store.pool import Pool, reading, transaction
 from espalier_store.runs import LockedRun, lock_run, run_facts
 
 COMMIT_TRIES: Final = 3
@@ -48,15 +49,18 @@ class Held:
         self.over, self.still_due = False, False
         self.hand_over = False
         self._pool, self._publisher, self._lease_ttl_s = pool, publisher, lease_ttl_s
-        self._age_s, self._age_at = run.age_s, anyio.current_time()
+        self._row, self._row_at = run, anyio.current_time()
         self._fence_at = 0.0
         self._outside: anyio.CancelScope | None = None
         self._lost = False
         self._cycles_here = 0
 
     def next_step(self) -> Step:
-        age_s = self._age_s + anyio.current_time() - self._age_at
-        return next_step(self.facts, self.progress, age_s=age_s, lease_token=self.lease_token)
+        return next_step(self.facts, self.progress, age_s=self._age_s, lease_token=self.lease_token)
+
+    @property
+    def _age_s(self) -> float:
+        return self._row.age_s + anyio.current_time() - self._row_at
 
     def renewed(self, asked_at: float) -> None:
         """The lease was renewed by a request that was sent at `asked_at`."""
@@ -104,12 +108,32 @@ class Held:
                     return
 
     async def write(self, *entries: Entry) -> None:
-        """Commit `entries` and what follows from them."""
+        """Commit `entries` and what follows from them.
+
+        What begins nothing new is one statement, which checks token and cancel by itself. Where that is
+        refused the row is locked, which tells why.
+        """
 
         async def record(draft: Draft) -> None:
             draft.record(*entries)
 
-        await self.commit(record)
+        if not entries or not await self._write_at_once(record):
+            await self.commit(record)
+
+    async def _write_at_once(self, record: Record) -> bool:
+        async with self._publisher.in_order(self.run_id):
+            try:
+                async with reading(self._pool) as connection:
+                    asked_at = anyio.current_time()
+                    row = replace(self._row, age_s=self._age_s)
+                    draft = Draft(connection, row, self.facts, self.progress, begins=False)
+                    await record(draft)
+                    written = await self._conclude(draft, unless_cancelled=True)
+            except Conflicted:
+                return False
+            if written is not None:
+                self._committed(draft, written, asked_at)
+            return written is not None
 
     async def _commit_once(self, record: Record) -> None:
         async with transaction(self._pool) as connection:
@@ -119,28 +143,33 @@ class Held:
                 raise LeaseLost(f"the row says {run.state if run else 'another token'}")
             if self.progress.cycle is None:
                 self.facts = await run_facts(connection, self.owner_id, self.run_id)
-            draft = Draft(connection, run, self.facts, self.progress, handing_over=self.hand_over)
+            else:
+                self.facts = replace(self.facts, ceilings=run.ceilings)
+            draft = Draft(connection, run, self.facts, self.progress, begins=not self.hand_over)
             await record(draft)
             written = await self._conclude(draft)
+        if written is None:
+            raise LeaseLost("the row refused the token")
         self._committed(draft, written, asked_at)
 
-    async def _conclude(self, draft: Draft) -> Written:
+    async def _conclude(self, draft: Draft, *, unless_cancelled: bool = False) -> Written | None:
         draft.conclude()
         release = self.hand_over or (draft.resting() and self._cycles_here + 1 >= CYCLES_PER_HOLD)
-        return await write_entries(
+        return await append_entries(
             draft.connection,
             draft.run,
             self.progress,
             tuple(draft.entries),
             release=release,
             lease_ttl_s=self._lease_ttl_s,
+            unless_cancelled=unless_cancelled,
         )
 
     def _committed(self, draft: Draft, written: Written, asked_at: float) -> None:
         self.progress = written.progress
         self.over, self.still_due = written.released, written.due
         self._cycles_here += draft.resting()
-        self._age_s, self._age_at = draft.run.age_s, asked_at
+        self._row, self._row_at = draft.run, asked_at
         self.renewed(asked_at)
         self._publisher.publish(written.run_id, written.outbox_id, written.events)
 
@@ -178,16 +207,19 @@ async def claim(pool: Pool, publisher: Publisher, lease_ttl_s: float, run_id: UU
 async def _claim(pool: Pool, publisher: Publisher, lease_ttl_s: float, run_id: UUID) -> Held | None:
     async with transaction(pool) as connection:
         asked_at = anyio.current_time()
-        run = await claim_run(connection, run_id, lease_ttl_s)
-        if run is None:
+        claimed = await claim_run(connection, run_id, lease_ttl_s, SNAPSHOT_VERSION)
+        if claimed is None:
             return None
+        run = claimed.run
         held = Held(pool, publisher, lease_ttl_s, run)
-        held.facts = await run_facts(connection, run.owner_id, run_id)
-        held.progress = await load_progress(connection, run.owner_id, run_id)
+        held.facts, held.progress = restored(claimed.loaded())
+        if held.progress.entry_no != run.next_entry_no - 1:
+            held.facts, held.progress = await load(connection, run.owner_id, run_id)
         draft = Draft(connection, run, held.facts, held.progress)
         if run.expired_claims >= CLAIMS_MAX and not draft.cancelled:
             draft.record(*closing(draft.progress, "error", POISON, open_calls="not run"))
         written = await held._conclude(draft)
+    assert written is not None, "the row was locked by its claim"
     held._committed(draft, written, asked_at)
     return held
 
@@ -195,11 +227,11 @@ async def _claim(pool: Pool, publisher: Publisher, lease_ttl_s: float, run_id: U
 async def _claim_unread(pool: Pool, publisher: Publisher, lease_ttl_s: float, run_id: UUID) -> None:
     """Count a claim that came to nothing; the last one ends the run from its row alone."""
     async with transaction(pool) as connection:
-        run = await claim_run(connection, run_id, lease_ttl_s)
-        if run is None or run.expired_claims < CLAIMS_MAX:
+        claimed = await claim_run(connection, run_id, lease_ttl_s, SNAPSHOT_VERSION)
+        if claimed is None or claimed.run.expired_claims < CLAIMS_MAX:
             return
         end = RunEnded("error", POISON)
         written = await write_entries(
-            connection, run, Progress(), (end,), release=True, lease_ttl_s=lease_ttl_s
+            connection, claimed.run, Progress(), (end,), release=True, lease_ttl_s=lease_ttl_s
         )
     publisher.publish(written.run_id, written.outbox_id, written.events)

@@ -1,4 +1,4 @@
-"""The embedder's commands: `agent`, `run` and `artifact`, each a group that a larger command can take in.
+"""The embedder's commands: the groups `agent`, `run` and `artifact`, and `events`, for a larger command.
 
 They do over the wire what any embedder could do, and print it for a person or, with `--json`, for a machine.
 Below them stands the client; above them `espalier_local.command`, which owns the word `espalier`.
@@ -6,13 +6,18 @@ Below them stands the client; above them `espalier_local.command`, which owns th
 
 import typer
 
-from espalier_client.commands import agent, artifact, run
+from espalier_client.commands import agent, artifact, events, run
 from espalier_client.commands.target import LocateFolder, beside_here, target_options
 
 
-def app_groups(locate_folder: LocateFolder = beside_here) -> dict[str, typer.Typer]:
-    """The groups by name. `locate_folder` finds the data folder whose profile names a runtime and a key."""
-    groups = {"agent": agent.group(), "run": run.group(), "artifact": artifact.group()}
-    for group in groups.values():
+def app_groups(locate_folder: LocateFolder = beside_here) -> typer.Typer:
+    """All of them without a name of their own, so that `add_typer` puts them beside the others of a command.
+
+    `locate_folder` finds the data folder whose profile names a runtime and a key.
+    """
+    together = typer.Typer()
+    for name, group in (("agent", agent.group()), ("run", run.group()), ("artifact", artifact.group())):
         group.callback()(target_options(locate_folder))
-    return groups
+        together.add_typer(group, name=name)
+    together.command("events")(events.command(locate_folder))
+    return together

@@ -1,4 +1,4 @@
-"""`espalier artifact ...`: what agents left behind, fetched and checked."""
+"""`espalier artifact ...`: what agents left behind, found, fetched and checked, deleted."""
 
 import os
 import sys
@@ -9,19 +9,81 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from espalier_client.commands.terminal import STDIN, Unusable, perform, say
+from espalier_client.commands.listing import (
+    ID_COLUMNS,
+    LIMIT_DEFAULT,
+    LISTED_MAX,
+    TIME_COLUMNS,
+    All,
+    Limit,
+    Listing,
+    moment,
+)
+from espalier_client.commands.terminal import (
+    STDIN,
+    AsJson,
+    Unusable,
+    checked,
+    chosen,
+    line,
+    output,
+    perform,
+    put,
+    say,
+    show_pages,
+)
+from espalier_protocol.artifact import Artifact, ArtifactList
+
+SIZE_COLUMNS = len("50000000")
+
+ArtifactId = Annotated[str, typer.Argument(metavar="ARTIFACT", help="The artifact's id.")]
 
 
 def group() -> typer.Typer:
     app = typer.Typer(help="Artifacts: files that agents leave behind.", no_args_is_help=True)
-    app.command("get")(get)
+    app.command("list")(list_)
+    for command in (get, delete):
+        app.command()(command)
     return app
+
+
+def list_(
+    context: typer.Context,
+    *,
+    run: Annotated[str | None, typer.Option(help="Only those of this run.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Only those of this agent.")] = None,
+    subject: Annotated[str | None, typer.Option(help="Only those with this subject's id.")] = None,
+    limit: Limit = LIMIT_DEFAULT,
+    everything: All = False,
+    as_json: AsJson = False,
+) -> None:
+    """List artifacts, newest first."""
+    wanted = chosen(run_id=run, agent_id=agent, subject_id=subject)
+    listing = Listing(
+        output(),
+        [("artifact", ID_COLUMNS), ("bytes", SIZE_COLUMNS), ("created, UTC", TIME_COLUMNS)],
+        "name",
+    )
+
+    def show(artifact: Artifact) -> None:
+        if as_json:
+            line(artifact)
+        else:
+            size = str(artifact.size_bytes).rjust(SIZE_COLUMNS)
+            listing.row(artifact.id, size, moment(artifact.created_at), artifact.name)
+
+    show_pages(
+        context,
+        lambda client, page: client.artifact_list(checked(ArtifactList, {**wanted, **page})),
+        LISTED_MAX if everything else limit,
+        show,
+    )
 
 
 def get(
     context: typer.Context,
     *,
-    artifact: Annotated[str, typer.Argument(metavar="ARTIFACT", help="The artifact's id.")],
+    artifact: ArtifactId,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write it. [standard output]")
     ] = None,
@@ -32,6 +94,12 @@ def get(
         return
     size = perform(context, lambda client: save(client.artifact_bytes(artifact), output))
     say(f"{output}: {size} bytes")
+
+
+def delete(context: typer.Context, *, artifact: ArtifactId, as_json: AsJson = False) -> None:
+    """Delete an artifact with its bytes."""
+    deleted = perform(context, lambda client: client.artifact_delete(artifact))
+    put(deleted, as_json, f"{artifact} deleted")
 
 
 async def save(pieces: AsyncGenerator[bytes, None], path: Path) -> int:

@@ -55,27 +55,28 @@ def beside_here(chosen: Path | None) -> Path:
     return chosen or Path(DATA_FOLDER)
 
 
+BaseUrl = Annotated[str | None, typer.Option(envvar="ESPALIER_BASE_URL", help="Where the runtime is.")]
+Key = Annotated[
+    str | None,
+    typer.Option(envvar="ESPALIER_API_KEY", help="The key to call with; others see a command line."),
+]
+ProfileFolder = Annotated[
+    Path | None,
+    typer.Option(envvar="ESPALIER_DATA_DIR", help="Whose profile names runtime and key. [./.espalier]"),
+]
+
+
+def given(locate_folder: LocateFolder, base_url: str | None, key: str | None, data_dir: Path | None) -> Given:
+    return Given(base_url, key, lambda: locate_folder(data_dir) / PROFILE)
+
+
 def target_options(locate_folder: LocateFolder) -> Callable[..., None]:
     """The options that every group takes before its command's name."""
 
     def options(
-        context: typer.Context,
-        *,
-        base_url: Annotated[
-            str | None, typer.Option(envvar="ESPALIER_BASE_URL", help="Where the runtime is.")
-        ] = None,
-        key: Annotated[
-            str | None,
-            typer.Option(envvar="ESPALIER_API_KEY", help="The key to call with; others see a command line."),
-        ] = None,
-        data_dir: Annotated[
-            Path | None,
-            typer.Option(
-                envvar="ESPALIER_DATA_DIR", help="Whose profile names runtime and key. [./.espalier]"
-            ),
-        ] = None,
+        context: typer.Context, *, base_url: BaseUrl = None, key: Key = None, data_dir: ProfileFolder = None
     ) -> None:
-        context.obj = Given(base_url, key, lambda: locate_folder(data_dir) / PROFILE)
+        context.obj = given(locate_folder, base_url, key, data_dir)
 
     return options
 

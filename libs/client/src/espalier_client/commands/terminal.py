@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
 from espalier_client.client import AepClient
+from espalier_client.commands.listing import Page, Thing, each
 from espalier_client.commands.target import Given
 from espalier_client.errors import ClientError
 from espalier_client.timeline import printable
@@ -62,7 +63,39 @@ def say(sentence: str) -> None:
 
 def put(value: BaseModel, as_json: bool, plain: str) -> None:
     """The result: the whole object for a machine, the one thing that matters for a person."""
-    typer.echo(value.model_dump_json() if as_json else printable(plain))
+    if as_json:
+        line(value)
+    else:
+        typer.echo(printable(plain))
+
+
+def line(value: BaseModel) -> None:
+    """One object on one line, for a machine."""
+    typer.echo(value.model_dump_json())
+
+
+def show_pages(
+    context: typer.Context,
+    ask: Callable[[AepClient, dict[str, Any]], Awaitable[Page[Thing]]],
+    number: int,
+    show: Callable[[Thing], None],
+) -> None:
+    """Show up to `number` things of a list, and tell the person if there are more.
+
+    `ask` takes the members that choose a page. Things are shown as their page arrives, so that a reader who
+    leaves (`... | head`) is noticed before the next page is asked for.
+    """
+
+    async def listed(client: AepClient) -> bool:
+        return await each(lambda cursor, limit: ask(client, chosen(cursor=cursor, limit=limit)), number, show)
+
+    if perform(context, listed):
+        say(f"There are more than these {number}; --limit or --all shows more.")
+
+
+def chosen(**members: Any) -> dict[str, Any]:
+    """The members that were given: one that is absent leaves the choice to the runtime."""
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def output() -> Console:

@@ -21,8 +21,7 @@ LIVE: Final = ("running", "sleeping")
 async def create(call: Call, params: RunCreate) -> Run:
     order = RunOrder(named("agt", params.agent_id), params.goal, params.inputs, params.subject_ids)
     async with transaction(call.pool) as connection:
-        written = await create_run(connection, call.owner_id, order)
-        run = await _run(connection, call, written.run_id)
+        run, written = await create_run(connection, call.owner_id, order)
     # No other writer of this process knows the run yet, so its order needs no lock.
     call.desk.couriers.publish(written)
     call.desk.couriers.ring(written.run_id)
@@ -53,6 +52,15 @@ async def list_(call: Call, params: RunList) -> RunPage:
 async def cancel(call: Call, params: RunRef) -> RunDone:
     """Ended at once when nobody works on the run; otherwise the worker has `patience_s` to end it."""
     run_id = named("run", params.run_id)
+    run = await end_run(call, run_id)
+    return _done(await _wait_for_end(call, run_id, run))
+
+
+async def end_run(call: Call, run_id: UUID) -> Run:
+    """Cancel the run. When somebody works on it, it still lives afterwards, and is forced to end later.
+
+    Raises NotFound, or LifecycleConflict when it has ended otherwise.
+    """
     couriers = call.desk.couriers
     async with couriers.in_order(run_id):
         async with transaction(call.pool) as connection:
@@ -62,8 +70,7 @@ async def cancel(call: Call, params: RunRef) -> RunDone:
             couriers.publish(written)
     if run.state in LIVE:
         call.desk.cancels.later(call.owner_id, run_id)
-        run = await _wait_for_end(call, run_id, run)
-    return _done(run)
+    return run
 
 
 async def continue_(call: Call, params: RunRef) -> RunDone:

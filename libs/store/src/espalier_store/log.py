@@ -1,0 +1,193 @@
+"""A run's log: its row, its journal, its events and the promise to publish them change in one statement.
+
+The token in the WHERE is the fence: whoever lost the lease moves no row, and then nothing else is written
+either. What the entries and events say is decided above, in `espalier_acts.log`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from espalier_domain.run import Standing
+from espalier_protocol.agent import Ceilings
+from espalier_protocol.run import Run
+from espalier_store.pool import Connection
+from espalier_store.runs import LockedRun, read_run
+
+APPEND = """
+entries as (
+    insert into journal (run_id, owner_id, entry_no, body)
+    select id, owner_id, first_no + place - 1, body
+    from moved, unnest($3::json[]) with ordinality as entry (body, place)
+), told as (
+    insert into events (run_id, owner_id, seq, type, payload, emitted_at)
+    select id, owner_id, first_seq + place - 1, type, payload, moment
+    from moved, unnest($4::text[], $5::text[]) with ordinality as event (type, payload, place)
+), promised as (
+    insert into outbox (owner_id, kind, run_id, from_seq)
+    select owner_id, 'publish', id, first_seq from moved where cardinality($4::text[]) > 0
+    returning id as outbox_id
+)
+"""
+"""What follows a row `moved`: `first_no` and `first_seq` are the places of the first entry and event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """What is appended: encoded entries, and the (type, payload) of the events that tell of them."""
+
+    entries: Sequence[str]
+    events: Sequence[tuple[str, str]]
+
+    def columns(self) -> tuple[Sequence[str], list[str], list[str]]:
+        return self.entries, [type_ for type_, _ in self.events], [payload for _, payload in self.events]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Which seq the first event got and when, and the act's row in the outbox if there were any events."""
+
+    first_seq: int
+    moment: datetime
+    outbox_id: int | None
+
+
+BEGIN_RUN = f"""
+with moved as (
+    insert into runs (
+        id, owner_id, agent_id, root_id, depth, goal, inputs, subject_ids,
+        max_cycles, max_subagents, max_tool_calls_per_cycle, max_wall_seconds, created_at, due_at, wall_at,
+        next_entry_no, next_seq
+    )
+    select $2, $1, $6, $2, 0, $7, $8, $9, $10, $11, $12, $13,
+        born, born, born + $13::integer * interval '1 second',
+        1 + cardinality($3::json[]), 1 + cardinality($4::text[])
+    from clock_timestamp() as born
+    where $14 > (
+        select count(*) from runs where owner_id = $1 and agent_id = $6 and state in ('running', 'sleeping'))
+    returning *, 1::bigint as first_no, 1::bigint as first_seq, created_at as moment
+), {APPEND}
+select * from moved left join promised on true
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    run_id: UUID
+    agent_id: UUID
+    goal: str
+    inputs: dict[str, Any]
+    subject_ids: list[str]
+    ceilings: Ceilings
+
+
+async def begin_run(
+    connection: Connection, owner_id: UUID, run: NewRun, lines: Lines, *, live_max: int
+) -> tuple[Run, Moved] | None:
+    """A run at the root of its own tree, due at once; None if the agent has `live_max` live ones already.
+
+    The agent must be locked, or two that are begun at the same time would not count each other.
+    """
+    row = await connection.fetchrow(
+        BEGIN_RUN,
+        owner_id,
+        run.run_id,
+        *lines.columns(),
+        run.agent_id,
+        run.goal,
+        run.inputs,
+        run.subject_ids,
+        run.ceilings.max_cycles,
+        run.ceilings.max_subagents,
+        run.ceilings.max_tool_calls_per_cycle,
+        run.ceilings.max_wall_seconds,
+        live_max,
+    )
+    return (read_run(row), _moved(row)) if row else None
+
+
+MOVE_RUN = f"""
+with moved as (
+    update runs set
+        next_entry_no = next_entry_no + cardinality($3::json[]),
+        next_seq = next_seq + cardinality($4::text[]),
+        state = $7::text,
+        wait_reason = $8,
+        due_at = case
+            when $7::text <> 'sleeping' then due_at
+            when $9::boolean and wake_seq > wake_seen then moment
+            else least(wall_at, greatest(
+                coalesce($10::timestamptz, moment + make_interval(secs => $11::float8)),
+                moment + interval '1 second'))
+        end,
+        cycle_count = greatest(cycle_count, $12::integer),
+        wake_seen = coalesce($13::bigint, wake_seen),
+        expired_claims = case when $14::boolean then 0 else expired_claims end,
+        result = case when $15::boolean then $16::jsonb else result end,
+        ended_at = case when $15::boolean then moment end,
+        lease_token = lease_token + $17::boolean::int,
+        lease_until = case when $17::boolean then null else moment + make_interval(secs => $18::float8) end
+    from clock_timestamp() as moment
+    where owner_id = $1 and id = $2 and lease_token = $6 and state in ('running', 'sleeping')
+        and not ($19::boolean and cancel_requested_at is not null)
+    returning id, owner_id, moment,
+        next_entry_no - cardinality($3::json[]) as first_no, next_seq - cardinality($4::text[]) as first_seq
+), {APPEND}, shown as (
+    insert into snapshots (run_id, owner_id, version, entry_no, body)
+    select id, owner_id, $20::integer, first_no - 1 + cardinality($3::json[]), $21::json
+    from moved where $21::json is not null
+    on conflict (run_id) do update
+    set version = excluded.version, entry_no = excluded.entry_no, body = excluded.body
+)
+select * from moved left join promised on true
+"""
+
+
+async def move_run(
+    connection: Connection,
+    run: LockedRun,
+    standing: Standing,
+    lines: Lines,
+    *,
+    release: bool,
+    lease_ttl_s: float,
+    unless_cancelled: bool,
+    snapshot_version: int,
+    snapshot: str | None,
+) -> Moved | None:
+    """Append `lines` to what is there, and leave the run as `standing` says.
+
+    `release` gives the lease up and raises the token; otherwise the lease is renewed. None if the run is no
+    longer held by this token or has ended, or with `unless_cancelled` if somebody asked for its cancel.
+    """
+    row = await connection.fetchrow(
+        MOVE_RUN,
+        run.owner_id,
+        run.run_id,
+        *lines.columns(),
+        run.lease_token,
+        standing.state,
+        standing.wait_reason,
+        standing.wakes_on_message,
+        standing.wake_at,
+        standing.wake_in_s,
+        standing.cycles,
+        standing.wake_seen,
+        standing.progressed,
+        standing.ended,
+        standing.result,
+        release,
+        lease_ttl_s,
+        unless_cancelled,
+        snapshot_version,
+        snapshot,
+    )
+    return _moved(row) if row else None
+
+
+def _moved(row: asyncpg.Record) -> Moved:
+    return Moved(row["first_seq"], row["moment"], row["outbox_id"])
