@@ -1,43 +1,39 @@
-"""Real servers for the tests: one Postgres and one Redis per test process, one database per test.
+"""What a test has of the real servers: a database of its own, its part of Redis, and services on them.
 
 Databases are copies of a migrated template, so a test starts in about a tenth of a second. Nothing is shared
 between tests but the servers; every Redis key carries the test's own prefix.
 """
 
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import TypeVar
 from uuid import UUID, uuid4
 
 import anyio
-import asyncpg
 import httpx2
 import pytest
 from forked import Service, start_service
+from own_servers import OwnServer, own_postgres_server, own_redis_server
+from scripted_runs import Plan, make_agent, start_run
+from tests.conftest import TEMPLATE, execute, on_database
 from tests.integration.wire import Gateway, Wire, running_gateway
 
+from espalier_client.client import AepClient
 from espalier_gateway.settings import GatewaySettings
+from espalier_local.folder import throwaway_folder
 from espalier_local.keys import create_key
 from espalier_local.ports import free_port
-from espalier_local.servers import LocalServers, local_servers
+from espalier_local.servers import LocalServers
 from espalier_protocol.access import SCOPES
 from espalier_secrets import fingerprint
 from espalier_store.keys import find_key
 from espalier_store.migrate import migrate
 from espalier_store.pool import Pool, PostgresSettings, open_pool, transaction
 
-TEMPLATE = "espalier_template"
 READY_WAIT_S = 20.0
 POLL_S = 0.02
-NOT_DURABLE = {
-    "fsync": "off",
-    "synchronous_commit": "off",
-    "full_page_writes": "off",
-    "max_connections": "300",
-}
 
 
 @dataclass(frozen=True)
@@ -57,27 +53,19 @@ class Stores:
         }
 
 
-@pytest.fixture(scope="session")
-def servers_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="espalier-test-"))
-    folder.chmod(0o755)  # the servers' own user enters it
-    yield folder / "data"
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(scope="session")
-async def servers(anyio_backend: object, servers_folder: Path) -> AsyncIterator[LocalServers]:
-    async with local_servers(servers_folder, postgres_options=NOT_DURABLE) as running:
-        await _make_template(running.postgres_url)
-        yield running
+@asynccontextmanager
+async def own_stores(servers: LocalServers) -> AsyncIterator[Stores]:
+    """A database of its own, and the part of Redis that has the same name."""
+    name = f"test_{uuid4().hex}"
+    await execute(servers.postgres_url, f"create database {name} template {TEMPLATE}")
+    yield Stores(on_database(servers.postgres_url, name), servers.redis_url, f"{name}:")
+    await execute(servers.postgres_url, f"drop database {name} with (force)")
 
 
 @pytest.fixture
 async def stores(servers: LocalServers) -> AsyncIterator[Stores]:
-    name = f"test_{uuid4().hex}"
-    await _execute(servers.postgres_url, f"create database {name} template {TEMPLATE}")
-    yield Stores(_on_database(servers.postgres_url, name), servers.redis_url, f"{name}:")
-    await _execute(servers.postgres_url, f"drop database {name} with (force)")
+    async with own_stores(servers) as own:
+        yield own
 
 
 @pytest.fixture
@@ -96,24 +84,6 @@ async def api_key(pool: Pool) -> str:
     """A key of the owner `one` with every scope."""
     async with transaction(pool) as connection:
         return await create_key(connection, "one", SCOPES)
-
-
-async def _make_template(postgres_url: str) -> None:
-    await _execute(postgres_url, f"create database {TEMPLATE}")
-    await migrate(_on_database(postgres_url, TEMPLATE))
-    await _execute(postgres_url, f"alter database {TEMPLATE} allow_connections false")
-
-
-def _on_database(postgres_url: str, name: str) -> str:
-    return urlsplit(postgres_url)._replace(path=f"/{name}").geturl()
-
-
-async def _execute(postgres_url: str, statement: str) -> None:
-    connection = await asyncpg.connect(postgres_url)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()
 
 
 # --- processes ---------------------------------------------------------------------------------------------
@@ -193,12 +163,16 @@ async def start_gateway(start: Start) -> StartGateway:
         base_url = f"http://127.0.0.1:{port or free_port()}"
         service = start("gateway", ESPALIER_PORT=base_url.rsplit(":")[-1], **settings)
         async with httpx2.AsyncClient(base_url=base_url, trust_env=False) as client:
-            with anyio.fail_after(READY_WAIT_S):
-                while not await _is_ready(client):
-                    await anyio.sleep(POLL_S)
+            await until_ready(client)
         return GatewayProcess(service, base_url)
 
     return start_it
+
+
+async def until_ready(client: httpx2.AsyncClient) -> None:
+    with anyio.fail_after(READY_WAIT_S):
+        while not await _is_ready(client):
+            await anyio.sleep(POLL_S)
 
 
 async def _is_ready(client: httpx2.AsyncClient) -> bool:
@@ -206,3 +180,53 @@ async def _is_ready(client: httpx2.AsyncClient) -> bool:
         return (await client.get("/readyz")).is_success
     except httpx2.TransportError:
         return False
+
+
+# ------------------------------------------------------------------ what a test may harm
+
+T = TypeVar("T")
+
+
+@dataclass
+class Deployment:
+    """Two workers, a gateway, a caller of it with an agent, and how long its calls took."""
+
+    workers: list[Service]
+    gateway: GatewayProcess
+    client: AepClient
+    agent_id: str
+    took_s: list[float] = field(default_factory=list)
+
+    async def timed(self, call: Awaitable[T]) -> T:
+        began_at = anyio.current_time()
+        answer = await call
+        self.took_s.append(anyio.current_time() - began_at)
+        return answer
+
+    async def run(self, plan: Plan) -> str:
+        """The id of a new run that follows the plan."""
+        return (await self.timed(start_run(self.client, plan, self.agent_id))).id
+
+
+@pytest.fixture
+async def deployment(start: Start, start_gateway: StartGateway, api_key: str) -> AsyncIterator[Deployment]:
+    workers = [start("worker", ESPALIER_MODELS_SCRIPTED="on") for _ in range(2)]
+    gateway = await start_gateway()
+    async with AepClient(gateway.base_url, api_key) as client:
+        yield Deployment(workers, gateway, client, (await make_agent(client)).id)
+
+
+@pytest.fixture
+async def own_redis(anyio_backend: object) -> AsyncIterator[OwnServer]:
+    with throwaway_folder() as folder:
+        async with own_redis_server(folder) as server:
+            yield server
+
+
+@pytest.fixture
+async def own_postgres(anyio_backend: object) -> AsyncIterator[OwnServer]:
+    """With our schema in the database of its URL."""
+    with throwaway_folder() as folder:
+        async with own_postgres_server(folder) as server:
+            await migrate(server.url)
+            yield server

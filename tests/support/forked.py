@@ -8,7 +8,10 @@ A fork server imports the product once and forks a process for each start: what 
 import importlib
 import multiprocessing
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -36,6 +39,17 @@ class Service:
         self.process.terminate()
         self.process.join(STOP_WAIT_S)
         return self.process.exitcode
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """It stands still and all its connections stay open, like a process on a machine that swaps."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            if not self.has_died():
+                os.kill(self.process.pid, signal.SIGCONT)
 
     def has_died(self) -> bool:
         return not self.process.is_alive()

@@ -39,11 +39,13 @@ async def write_entries(
     release: bool,
     lease_ttl_s: float,
 ) -> Written:
-    """Append `entries` to the locked run and leave its row as they say.
+    """Append `entries`, which come after `progress`, to the locked run, and leave its row as they say.
 
     `release` gives the lease up; a run that sleeps or ends is always released. Raises LeaseLost when the
     row is no longer held by the token it was locked with, or has ended.
     """
+    for entry in entries:
+        progress = apply(progress, entry)
     written = await append_entries(
         connection, run, progress, entries, release=release, lease_ttl_s=lease_ttl_s
     )
@@ -62,19 +64,17 @@ async def append_entries(
     lease_ttl_s: float,
     unless_cancelled: bool = False,
 ) -> Written | None:
-    """`write_entries` for a run that need not be locked, because the one statement of it checks the token.
+    """`write_entries` for a run that need not be locked, because its one statement checks the token.
 
-    None when the row refused, with `unless_cancelled` also because a cancel was asked for.
+    `progress` has taken the entries in already. None when the row refused, with `unless_cancelled` also
+    because a cancel was asked for.
     """
-    for entry in entries:
-        progress = apply(progress, entry)
-    row = standing(progress, entries)
+    row, lines = standing(progress, entries), lines_of(run.run_id, entries)
+    released = release or row.state != "running"
     snapshot = None
     if not row.ended and any(isinstance(entry, CycleEnded) for entry in entries):
         progress = fold(progress)
         snapshot = encode_snapshot(progress)
-    lines = lines_of(run.run_id, entries)
-    released = release or row.state != "running"
     moved = await move_run(
         connection,
         run,

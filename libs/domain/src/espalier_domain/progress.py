@@ -91,22 +91,24 @@ class Progress:
 def apply(progress: Progress, entry: Entry) -> Progress:
     """The progress after an entry. Total over every legal journal; an illegal one is a bug and asserts."""
     assert progress.final_state is None, "nothing follows the end of a run"
-    progress = replace(progress, entry_no=progress.entry_no + 1)
+    entry_no = progress.entry_no + 1
     match entry:
         case RunCreated() | ArtifactCreated() | LimitReached():
-            return progress
+            return replace(progress, entry_no=entry_no)
         case CycleStarted(number, started_s, _, budgets):
-            return replace(progress, cycles=number, cycle=OpenCycle(number, started_s, budgets))
+            opened = OpenCycle(number, started_s, budgets)
+            return replace(progress, entry_no=entry_no, cycles=number, cycle=opened)
         case RunEnded(final_state):
-            return replace(progress, final_state=final_state)
+            return replace(progress, entry_no=entry_no, final_state=final_state)
     cycle = progress.cycle
     assert cycle is not None, f"{entry.kind} outside a cycle"
     match entry:
         case CycleEnded():
-            past = PastCycle(cycle.number, cycle.turns, entry)
-            return replace(progress, cycle=None, past=(*progress.past, past))
+            past = (*progress.past, PastCycle(cycle.number, cycle.turns, entry))
+            return replace(progress, entry_no=entry_no, cycle=None, past=past)
         case ModelAnswered():
-            return replace(progress, answers=progress.answers + 1, cycle=_answered(cycle, entry))
+            answers = progress.answers + 1
+            return replace(progress, entry_no=entry_no, answers=answers, cycle=_answered(cycle, entry))
         case ModelCallStarted():
             cycle = replace(cycle, reservation=entry, tokens_used=cycle.spent)
         case ModelFailed(tokens=tokens):
@@ -118,7 +120,7 @@ def apply(progress: Progress, entry: Entry) -> Progress:
             cycle = replace(cycle, parked=True)
         case _:
             assert_never(entry)
-    return replace(progress, cycle=cycle)
+    return replace(progress, entry_no=entry_no, cycle=cycle)
 
 
 def _answered(cycle: OpenCycle, answer: ModelAnswered) -> OpenCycle:

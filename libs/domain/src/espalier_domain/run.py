@@ -5,7 +5,7 @@ done. Both are pure, and together they are the agent's whole behaviour: the work
 writes down the entries.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -240,23 +240,23 @@ class Standing:
 
 
 def standing(progress: Progress, entries: tuple[Entry, ...]) -> Standing:
-    """The row after `entries`, which `progress` has taken in already."""
-    row = Standing("running", progress.cycles)
+    """The row after `entries`, which `progress` has taken in already. The last of several rests counts."""
+    row: dict[str, Any] = {"state": "running"}
     for entry in entries:
         match entry:
             case CycleStarted(wake_seen=seen):
-                row = replace(row, wake_seen=seen)
+                row["wake_seen"] = seen
             case ModelAnswered() | ToolReturned():
-                row = replace(row, progressed=True)
+                row["progressed"] = True
             case Parked(reason=reason, seconds=seconds):
-                row = replace(row, state="sleeping", wait_reason=reason, wake_in_s=seconds)
+                row |= {"state": "sleeping", "wait_reason": reason, "wake_in_s": seconds}
             case CycleEnded(decision=Sleep(until=until, seconds=seconds_)):
-                row = replace(row, state="sleeping", wait_reason="timer", wakes_on_message=True)
-                row = replace(row, wake_at=until, wake_in_s=seconds_ or 0.0, progressed=True)
+                row |= {"state": "sleeping", "wait_reason": "timer", "wakes_on_message": True}
+                row |= {"wake_at": until, "wake_in_s": seconds_ or 0.0, "progressed": True}
             case CycleEnded():
-                row = replace(row, progressed=True)
+                row["progressed"] = True
             case RunEnded(final_state, result):
-                row = replace(row, state=final_state, ended=True, result=result, wait_reason=None)
+                row |= {"state": final_state, "ended": True, "result": result, "wait_reason": None}
             case _:
                 pass
-    return row
+    return Standing(cycles=progress.cycles, **row)

@@ -27,7 +27,7 @@ RING_LIFE_S: Final = 60
 """A ring that nobody heard for this long is dropped; the run is found in Postgres."""
 
 TOKENS_MAX: Final = 64
-"""Length to which the wake list is trimmed; one token wakes one idle worker."""
+"""Length to which the wake list is trimmed: the id of a job wakes one idle worker. The queue has all jobs."""
 
 CONNECT_TIMEOUT_S: Final = 1.0
 CONNECTIONS_MAX: Final = 32
@@ -78,10 +78,11 @@ def deserialize(text: bytes) -> dict[str, Any]:
     return job
 
 
-async def wait_for_ring(queue: ArqRedis, names: QueueNames, wait_s: float) -> None:
-    """Return when somebody rang, or after `wait_s`. Raises QUEUE_AWAY."""
-    pop = cast(Callable[..., Awaitable[object]], queue.blpop)  # its stubs know no fraction of a second
-    await pop([names.wake_list], timeout=wait_s)
+async def wait_for_ring(queue: ArqRedis, names: QueueNames, wait_s: float) -> bytes | None:
+    """The id of a job that somebody rang with, or None after `wait_s`. Raises QUEUE_AWAY."""
+    pop = cast(Callable[..., Awaitable[Any]], queue.blpop)  # its stubs know no fraction of a second
+    popped = await pop([names.wake_list], timeout=wait_s)
+    return popped[1] if popped else None
 
 
 async def take_rings(queue: ArqRedis, names: QueueNames, job_ids: Sequence[bytes]) -> list[str]:
@@ -126,7 +127,7 @@ class Doorbell:
         return False
 
     async def _enqueue(self, run_id: UUID) -> None:
-        """What arq's `enqueue_job` writes, and a token on the wake list, in one round trip.
+        """What arq's `enqueue_job` writes, and the job's id on the wake list, in one round trip.
 
         arq watches the job's key first, in case the id is not fresh; ours always is.
         """
@@ -135,6 +136,6 @@ class Doorbell:
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.psetex(job_key_prefix + job_id, RING_LIFE_S * 1000, job)
             pipe.zadd(self._names.queue, {job_id: now_ms})
-            pipe.rpush(self._names.wake_list, b"1")
+            pipe.rpush(self._names.wake_list, job_id)
             pipe.ltrim(self._names.wake_list, -TOKENS_MAX, -1)
             await pipe.execute()

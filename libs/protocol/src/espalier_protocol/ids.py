@@ -8,6 +8,7 @@ or whether an id exists and whose it is. Above: all that names a thing.
 
 import re
 from base64 import b32hexencode
+from functools import lru_cache
 from typing import Literal, TypeAlias
 from uuid import UUID
 
@@ -67,6 +68,11 @@ def session_id(random_bits: int) -> str:
     return f"ses_{_crockford(random_bits % 2**128)}"
 
 
+REMEMBERED_IDS_MAX = 4096
+"""A step names its run ten times: an id that was just written is not composed again."""
+
+
+@lru_cache(maxsize=REMEMBERED_IDS_MAX)
 def to_wire(prefix: IdPrefix, uuid: UUID) -> str:
     return f"{prefix}_{_crockford(uuid.int)}"
 

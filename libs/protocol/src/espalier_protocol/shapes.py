@@ -34,7 +34,7 @@ class Resource(BaseModel):
 
 def timestamp(moment: datetime) -> str:
     """RFC 3339 in UTC with milliseconds and `Z`, the one spelling of time on the wire."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
 Timestamp = Annotated[datetime, PlainSerializer(timestamp, return_type=str)]

@@ -59,6 +59,7 @@ class _Poller(Worker):
         self._slots = slots
         self._names = names
         self._queue = queue
+        self._read_queue_at = 0.0
 
     async def _ring(self, _: dict[str, Any], run_id: str) -> None:
         try:
@@ -73,13 +74,18 @@ class _Poller(Worker):
                 await self._ring(self.ctx, run_id)
 
     async def _poll_iteration(self) -> None:
+        """One job whose id was popped, and now and then the whole queue: more may wait than ids were kept."""
         with anyio.move_on_after(WAKE_WAIT_S):
             await self._slots.wait_free()
         if self._slots.free > 0:
-            self.max_jobs = self._slots.free
             with anyio.fail_after(ANSWER_WAIT_S):
-                await super()._poll_iteration()
-                await wait_for_ring(self._queue, self._names, WAKE_WAIT_S)
+                job_id = await wait_for_ring(self._queue, self._names, WAKE_WAIT_S)
+                if job_id is not None:
+                    await self.start_jobs([job_id])
+                if anyio.current_time() >= self._read_queue_at:
+                    self._read_queue_at = anyio.current_time() + WAKE_WAIT_S
+                    self.max_jobs = self._slots.free
+                    await super()._poll_iteration()
 
 
 async def listen(slots: Slots, names: QueueNames, queue: ArqRedis) -> None:

@@ -158,7 +158,7 @@ class Held:
         return await append_entries(
             draft.connection,
             draft.run,
-            self.progress,
+            draft.progress,
             tuple(draft.entries),
             release=release,
             lease_ttl_s=self._lease_ttl_s,
