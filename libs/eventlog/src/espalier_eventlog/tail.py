@@ -13,12 +13,12 @@ from uuid import UUID, uuid4
 
 import anyio
 import structlog
-from redis.asyncio import Redis
+from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from espalier_eventlog import DATA_FIELD, TYPE_FIELD, stream_key
+from espalier_eventlog import DATA_FIELD, TYPE_FIELD, QuickConnection, stream_key
 from espalier_protocol.events import EventLine
 
 CONNECTIONS_MAX: Final = 8
@@ -27,7 +27,7 @@ READ_EVENTS_MAX: Final = 100
 BLOCK_S: Final = 1.0
 """How long a read waits on the server: the most that a lost ring can delay a new watch."""
 ANSWER_S: Final = 2.5
-"""Socket timeout. Above BLOCK_S, or every silent second would look like an outage."""
+"""How long a read may take. Above BLOCK_S, or every silent second would look like an outage."""
 CONNECT_S: Final = 1.0
 CLOSE_S: Final = 1.0
 BACKOFF_FIRST_S: Final = 0.1
@@ -135,7 +135,8 @@ class StreamReader:
             while True:  # bounded by the task group; a turn waits for a watch, then at most ANSWER_S
                 places: dict[Any, Any] = {**await shard.positions()}
                 try:
-                    answer = await redis.xread(places, count=READ_EVENTS_MAX, block=int(BLOCK_S * 1000))
+                    with anyio.fail_after(ANSWER_S):
+                        answer = await redis.xread(places, count=READ_EVENTS_MAX, block=int(BLOCK_S * 1000))
                 except (RedisError, OSError) as error:
                     _turned(shard, healthy=False, error=type(error).__name__)
                     await anyio.sleep(pause_s)
@@ -157,7 +158,8 @@ class StreamReader:
                 for shard in changed:
                     shard.ring = False
                 try:
-                    await _write_controls(redis, [shard.control for shard in changed])
+                    with anyio.fail_after(ANSWER_S):
+                        await _write_controls(redis, [shard.control for shard in changed])
                 except (RedisError, OSError) as error:
                     log.warning("tail.ring_lost", error=type(error).__name__)
 
@@ -166,15 +168,16 @@ class StreamReader:
         """One connection, opened at its first command. Time limits and retries are ours, in every version of
         the client: its own retries would hide an outage from `reaches`.
         """
-        redis = Redis.from_url(
+        connections = ConnectionPool.from_url(
             self._url,
+            connection_class=QuickConnection,
             protocol=2,
             max_connections=1,
-            socket_timeout=ANSWER_S,
             socket_connect_timeout=CONNECT_S,
             retry=Retry(NoBackoff(), 0),
             health_check_interval=0,
         )
+        redis = Redis.from_pool(connections)
         try:
             yield redis
         finally:

@@ -6,12 +6,11 @@ endpoints that are not methods. Below: `store.keys` and `store.sessions`, which 
 """
 
 import re
+import time
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 from uuid import UUID
-
-import anyio
 
 from espalier_gateway.errors import WireError
 from espalier_gateway.rate_limits import RateLimit
@@ -54,13 +53,13 @@ class Remembered(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         until, value = self._found.get(key, (0.0, None))
-        return value if anyio.current_time() < until else None
+        return value if time.monotonic() < until else None
 
     def put(self, key: K, value: V) -> None:
         if self._life_s <= 0:
             return
         self._found.pop(key, None)
-        self._found[key] = (anyio.current_time() + self._life_s, value)
+        self._found[key] = (time.monotonic() + self._life_s, value)
         if len(self._found) > REMEMBERED_MAX:
             del self._found[next(iter(self._found))]
 

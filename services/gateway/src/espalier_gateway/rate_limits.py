@@ -6,12 +6,12 @@ be open is `stream_limits`' business. Above: `auth`, which takes a call as soon 
 """
 
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 from uuid import UUID
 
-import anyio
 import structlog
 
 from espalier_gateway.errors import WireError, rate_limited
@@ -32,7 +32,7 @@ class RefusalLog:
     A log must not grow with a flood. At most BUCKETS_MAX keys are kept in mind.
     """
 
-    def __init__(self, clock: Clock = anyio.current_time) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._quiet_until: OrderedDict[UUID, float] = OrderedDict()
 
@@ -54,9 +54,7 @@ class RateLimit:
     to at most burst/rate seconds ahead. A moment that has passed says as much as no bucket at all.
     """
 
-    def __init__(
-        self, rate: float, burst: int, refusals: RefusalLog, clock: Clock = anyio.current_time
-    ) -> None:
+    def __init__(self, rate: float, burst: int, refusals: RefusalLog, clock: Clock = time.monotonic) -> None:
         self._rate = rate
         self._burst = burst
         self._call_s = 1 / rate

@@ -1,5 +1,6 @@
 """A response that is sent piece by piece, to a reader that may stop reading or go away."""
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Final
@@ -49,7 +50,7 @@ class PiecewiseResponse(Response):
         """Not reaching the last message, which ends the body, makes the server close the connection."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for piece in self._pieces:
-            self._sending_since = anyio.current_time()
+            self._sending_since = time.monotonic()
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             self._sending_since = None
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -61,7 +62,7 @@ class PiecewiseResponse(Response):
                 while (await receive())["type"] != "http.disconnect":  # bounded by the length of a request
                     pass
                 break
-            stuck_s = anyio.current_time() - self._sending_since if self._sending_since is not None else 0.0
+            stuck_s = time.monotonic() - self._sending_since if self._sending_since is not None else 0.0
             wait_s = self._send_wait_s - stuck_s
         else:
             log.warning("streaming.stalled")
