@@ -9,7 +9,7 @@ endif
 BIN   := .venv/bin
 STAMP := .venv/.set-up
 ROOMS := $(patsubst %/pyproject.toml,%,$(wildcard libs/*/pyproject.toml services/*/pyproject.toml deploy/local/pyproject.toml))
-CODE  := $(wildcard libs services deploy tests)
+CODE  := $(wildcard libs services deploy tests benchmarks)
 
 export UV_PYTHON := .venv/bin/python
 export UV_PYTHON_DOWNLOADS := never
@@ -31,7 +31,7 @@ EXPORT = $(BIN)/uv export --quiet --frozen --format requirements-txt --all-packa
 # package registry. More hashes are no difference: projects add files to versions that are already out.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo check test test-all docs lock clean FORCE
+.PHONY: help setup up demo check test test-all bench docs lock clean FORCE
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -62,6 +62,11 @@ test: $(STAMP) ## all tests but the slow ones
 
 test-all: $(STAMP) ## all tests
 	$(BIN)/pytest -n $(JOBS)
+
+bench: export BENCH_ONLY = $(value ONLY)
+bench: export BENCH_OUT = $(value OUT)
+bench: $(STAMP) ## measure this machine's runtime (ONLY=noop,idle chooses, OUT=file keeps the tables)
+	@$(BIN)/python -m benchmarks --only "$$BENCH_ONLY" --out "$$BENCH_OUT"
 
 docs: $(STAMP) ## rewrite the pages that are generated from the code
 	$(BIN)/python -m espalier_local.settings_table > docs/settings.md
