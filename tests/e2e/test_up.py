@@ -76,7 +76,7 @@ async def up(data_dir: Path, *options: str) -> AsyncIterator[Up]:
         finally:
             if process.returncode is None:
                 process.terminate()
-                await running.ends(within_s=STOPPED_S)
+                await running.ends(within_s=READY_S)
 
 
 async def complaint(*words: str, env: Mapping[str, str] | None = None) -> str:
