@@ -7,16 +7,24 @@ from uuid import UUID
 import anyio
 import pytest
 
-from espalier_acts.agents import create_agent
+from espalier_acts.agents import create_agent, update_agent
 from espalier_acts.log import load, write_entries
-from espalier_acts.runs import RunOrder, create_run
-from espalier_domain.errors import FenceReached
+from espalier_acts.runs import RunOrder, cancel_run, create_run
+from espalier_domain.errors import FenceReached, LeaseLost
 from espalier_domain.journal import LimitReached, ModelAnswered, ToolCall, ToolReturned
 from espalier_domain.run import CallModel
 from espalier_eventlog import RedisSettings, open_streams
 from espalier_eventlog.publisher import Publisher
-from espalier_protocol.agent import AgentCreate, Budgets, Ceilings, Constitution
+from espalier_protocol.agent import (
+    AgentCreate,
+    AgentUpdate,
+    Budgets,
+    Ceilings,
+    CeilingsChange,
+    Constitution,
+)
 from espalier_protocol.ids import from_wire
+from espalier_run_worker.draft import Draft
 from espalier_run_worker.held import Held, claim
 from espalier_store.events import events_after
 from espalier_store.pool import Pool, transaction
@@ -25,6 +33,7 @@ from espalier_store.runs import lock_run
 pytestmark = pytest.mark.anyio
 
 LEASE_TTL_S = 60.0
+CROSSINGS = 300
 WAIT_S = 10.0
 ANYBODY = AgentCreate(
     name="anybody",
@@ -110,3 +119,80 @@ async def test_a_page_of_large_events_ends_early_and_no_event_is_missing(
             pages += 1
     assert seqs == list(range(9))
     assert pages == 3
+
+
+async def log_of(pool: Pool, run_id: UUID) -> list[tuple[int, str]]:
+    rows = await pool.fetch("select seq, type from events where run_id = $1 order by seq", run_id)
+    return [(row["seq"], row["type"]) for row in rows]
+
+
+async def test_an_answer_that_crosses_with_a_cancel_ends_the_run_cancelled(
+    pool: Pool, publisher: Publisher, owner_id: UUID, run_id: UUID
+) -> None:
+    held = await taken(pool, publisher, run_id)
+    async with transaction(pool) as connection:
+        assert await cancel_run(connection, owner_id, run_id) is None, "the holder is to end it"
+    await held.write(ModelAnswered(1, "done", (), 10))
+    assert held.progress.final_state == "cancelled"
+
+
+async def test_an_answer_of_a_holder_that_lost_its_run_writes_nothing(
+    pool: Pool, publisher: Publisher, run_id: UUID
+) -> None:
+    held = await taken(pool, publisher, run_id)
+    await pool.execute("update runs set lease_until = now() - interval '1 second' where id = $1", run_id)
+    await taken(pool, publisher, run_id)
+    before = await log_of(pool, run_id)
+    with pytest.raises(LeaseLost):
+        await held.write(ModelAnswered(1, "done", (), 10))
+    assert await log_of(pool, run_id) == before
+
+
+async def test_a_ceiling_that_shrinks_in_a_cycle_holds_for_its_next_step(
+    pool: Pool, publisher: Publisher, owner_id: UUID, run_id: UUID
+) -> None:
+    held = await taken(pool, publisher, run_id)
+    calls = tuple(ToolCall(f"c{n}", "artifact_create", {}) for n in (1, 2))
+    await held.write(ModelAnswered(1, "", calls, 10))
+    async with transaction(pool) as connection:
+        run = await lock_run(connection, owner_id, run_id)
+        assert run is not None
+        smaller = CeilingsChange(max_tool_calls_per_cycle=1)
+        await update_agent(connection, owner_id, run.agent_id, AgentUpdate(agent_id="", ceilings=smaller))
+
+    async def look(draft: Draft) -> None:
+        assert draft.facts.ceilings.max_tool_calls_per_cycle == 1
+
+    await held.commit(look)
+
+
+async def test_a_claim_that_crosses_with_a_step_misses_none_of_its_entries(
+    pool: Pool, publisher: Publisher, owner_id: UUID
+) -> None:
+    """The row is claimed as it is when it is free, the journal is read as it was when the claim began."""
+
+    async def write(run_id: UUID) -> None:
+        async with transaction(pool) as connection:
+            run = await lock_run(connection, owner_id, run_id)
+            assert run is not None
+            if not run.leased:
+                _, progress = await load(connection, owner_id, run_id)
+                told = (LimitReached(None, "budget_exhausted", "x"),)
+                await write_entries(connection, run, progress, told, release=True, lease_ttl_s=0)
+
+    async def take(run_id: UUID) -> None:
+        held = await claim(pool, publisher, LEASE_TTL_S, run_id)
+        if held is not None:
+            written = await pool.fetchval("select count(*) from journal where run_id = $1", run_id)
+            assert held.progress.entry_no == written
+
+    many = ANYBODY.model_copy(update={"max_live_runs": CROSSINGS})
+    async with transaction(pool) as connection:
+        agent_id = from_wire("agt", (await create_agent(connection, owner_id, many)).id)
+        assert agent_id is not None
+        order = RunOrder(agent_id, "goal", {}, [])
+        run_ids = [(await create_run(connection, owner_id, order))[1].run_id for _ in range(CROSSINGS)]
+    for run_id in run_ids:
+        async with anyio.create_task_group() as group:
+            group.start_soon(write, run_id)
+            group.start_soon(take, run_id)

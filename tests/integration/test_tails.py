@@ -661,6 +661,14 @@ async def test_closing_ends_every_stream_at_once_and_says_why(following: Followi
     assert following.is_clean
 
 
+async def test_whoever_comes_after_the_closing_is_sent_what_there_is_and_told_at_once(
+    following: Following,
+) -> None:
+    following.tails.closing.set()
+    late = await following.whole()
+    assert (late.seqs, late.last_word) == ([1], "closing")
+
+
 async def test_a_stream_ends_when_its_caller_is_no_longer_allowed(following: Following) -> None:
     reader = following.open(pace=Pace(heartbeat_s=SOON_S, recheck_s=0.05))
     await joined(following, reader)

@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from espalier_gateway.sse import CHUNK_BYTES_MAX, OPENING, Place, event_response, farewell, frame
-from espalier_gateway.streaming import PiecewiseResponse
+from espalier_gateway.streaming import HANG_UP, PiecewiseResponse
 from espalier_protocol.events import EventLine
 
 pytestmark = pytest.mark.anyio
@@ -133,6 +133,27 @@ async def test_a_client_that_takes_nothing_is_let_go_and_its_stream_closed() -> 
     await answer(PiecewiseResponse(stream(), {}, send_wait_s=0.05), send)
     assert len(taken) == 4 and taken[-1]["more_body"]
     assert stream.closed
+
+
+@pytest.mark.parametrize("stuck_at", [0, 2])
+async def test_a_client_that_takes_not_even_the_first_or_the_last_message_is_hung_up_on(
+    stuck_at: int,
+) -> None:
+    async def one() -> AsyncGenerator[bytes, None]:
+        yield b"one"
+
+    sent, hung_up = 0, []
+
+    async def send(_: Message) -> None:
+        nonlocal sent
+        sent += 1
+        if sent > stuck_at:
+            await anyio.sleep_forever()
+
+    scope = {**SCOPE, "extensions": {HANG_UP: lambda: hung_up.append(True)}}
+    with anyio.fail_after(SOON_S):
+        await PiecewiseResponse(one(), {}, send_wait_s=0.05)(scope, never, send)
+    assert (sent, hung_up) == (stuck_at + 1, [True])
 
 
 async def test_a_disconnect_in_the_middle_of_a_send_closes_the_stream_before_the_response_ends() -> None:

@@ -47,7 +47,7 @@ async def write_entries(
     for entry in entries:
         progress = apply(progress, entry)
     written = await append_entries(
-        connection, run, progress, entries, release=release, lease_ttl_s=lease_ttl_s
+        connection, run, entries, after=progress, release=release, lease_ttl_s=lease_ttl_s
     )
     if written is None:
         raise LeaseLost("the row refused the token")
@@ -57,24 +57,24 @@ async def write_entries(
 async def append_entries(
     connection: Connection,
     run: LockedRun,
-    progress: Progress,
     entries: tuple[Entry, ...],
     *,
+    after: Progress,
     release: bool,
     lease_ttl_s: float,
     unless_cancelled: bool = False,
 ) -> Written | None:
     """`write_entries` for a run that need not be locked, because its one statement checks the token.
 
-    `progress` has taken the entries in already. None when the row refused, with `unless_cancelled` also
-    because a cancel was asked for.
+    `after` is the progress that has taken the entries in. None when the row refused, with `unless_cancelled`
+    also because a cancel was asked for.
     """
-    row, lines = standing(progress, entries), lines_of(run.run_id, entries)
+    row, lines = standing(after, entries), lines_of(run.run_id, entries)
     released = release or row.state != "running"
     snapshot = None
     if not row.ended and any(isinstance(entry, CycleEnded) for entry in entries):
-        progress = fold(progress)
-        snapshot = encode_snapshot(progress)
+        after = fold(after)
+        snapshot = encode_snapshot(after)
     moved = await move_run(
         connection,
         run,
@@ -89,7 +89,7 @@ async def append_entries(
     if moved is None:
         return None
     due = row.state == "running"
-    return Written(run.run_id, progress, released, due, moved.outbox_id, numbered(moved, lines))
+    return Written(run.run_id, after, released, due, moved.outbox_id, numbered(moved, lines))
 
 
 def lines_of(run_id: UUID, entries: tuple[Entry, ...]) -> Lines:

@@ -110,8 +110,7 @@ async def take_rings(queue: ArqRedis, names: QueueNames, job_ids: Sequence[bytes
             pipe.zrem(names.queue, job_id)
             pipe.getdel(job_key_prefix.encode() + job_id)
         answers = await pipe.execute()
-    jobs = [job for taken, job in zip(answers[::2], answers[1::2], strict=True) if taken and job]
-    return [run_id for job in jobs for run_id in _carried(job)]
+    return [run_id for job in answers[1::2] if job is not None for run_id in _carried(job)]
 
 
 def _carried(job: bytes) -> list[str]:

@@ -45,7 +45,7 @@ select {LOCKED}, {GIVEN}, {LIVED} from r {LOADED_FROM} $3
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A run that was taken. What it has lived is read apart, because not every run can be read."""
+    """A run that was taken. What it has lived is decoded apart, because not every run can be."""
 
     run: LockedRun
     row: asyncpg.Record

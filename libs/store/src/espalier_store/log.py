@@ -33,7 +33,9 @@ entries as (
     returning id as outbox_id
 )
 """
-"""What follows a row `moved`: `first_no` and `first_seq` are the places of the first entry and event."""
+"""What follows a row `moved`: `first_no` and `first_seq` are the places of the first entry and event. The
+parameters from $3 on are those of `Lines.columns`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,9 @@ with moved as (
         select count(*) from runs where owner_id = $1 and agent_id = $6 and state in ('running', 'sleeping'))
     returning *, 1::bigint as first_no, 1::bigint as first_seq, created_at as moment
 ), {APPEND}
-select * from moved left join promised on true
+select id, agent_id, goal, inputs, subject_ids, state, wait_reason, due_at, cycle_count, result, created_at,
+    ended_at, cancel_requested_at, first_seq, moment, outbox_id
+from moved left join promised on true
 """
 
 
@@ -111,7 +115,14 @@ async def begin_run(
 
 
 MOVE_RUN = f"""
-with moved as (
+with held as (
+    select id, clock_timestamp() as moment from (
+        select id from runs
+        where owner_id = $1 and id = $2 and lease_token = $6 and state in ('running', 'sleeping')
+            and not ($19::boolean and cancel_requested_at is not null)
+        for no key update
+    ) locked
+), moved as (
     update runs set
         next_entry_no = next_entry_no + cardinality($3::json[]),
         next_seq = next_seq + cardinality($4::text[]),
@@ -131,10 +142,9 @@ with moved as (
         ended_at = case when $15::boolean then moment end,
         lease_token = lease_token + $17::boolean::int,
         lease_until = case when $17::boolean then null else moment + make_interval(secs => $18::float8) end
-    from clock_timestamp() as moment
-    where owner_id = $1 and id = $2 and lease_token = $6 and state in ('running', 'sleeping')
-        and not ($19::boolean and cancel_requested_at is not null)
-    returning id, owner_id, moment,
+    from held
+    where runs.owner_id = $1 and runs.id = held.id
+    returning runs.id, runs.owner_id, moment,
         next_entry_no - cardinality($3::json[]) as first_no, next_seq - cardinality($4::text[]) as first_seq
 ), {APPEND}, shown as (
     insert into snapshots (run_id, owner_id, version, entry_no, body)
@@ -143,8 +153,9 @@ with moved as (
     on conflict (run_id) do update
     set version = excluded.version, entry_no = excluded.entry_no, body = excluded.body
 )
-select * from moved left join promised on true
+select first_seq, moment, outbox_id from moved left join promised on true
 """
+"""`moment` is taken above the lock, so that it never lies before what an earlier holder of the lock wrote."""
 
 
 async def move_run(

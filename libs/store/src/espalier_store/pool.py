@@ -25,7 +25,7 @@ ACQUIRE_WAIT_S = 5.0
 CONNECT_TIMEOUT_S = 5.0
 STATEMENT_TIMEOUT_S = 30
 AGAIN_S = 0.5
-COMMIT_WAIT_S = 4.0
+COMMIT_WAIT_S = 2.4
 ROLLBACK_WAIT_S = 1.0
 """Neither can be given up half-way, so a caller who is owed an answer soon waits this long on top."""
 
@@ -81,7 +81,7 @@ async def connect(settings: PostgresSettings) -> Connection:
 
 @asynccontextmanager
 async def reading(pool: Pool) -> AsyncIterator[Connection]:
-    """A connection for single reads, which need no transaction.
+    """A connection for single statements, which need no transaction around them: reads for the most part.
 
     Raises Conflicted when Postgres asks for the work to be repeated, Unavailable when no connection can be
     had or the database goes away.
@@ -119,10 +119,9 @@ async def _one_transaction(connection: Connection) -> AsyncIterator[None]:
     try:
         yield
     except BaseException:
-        with anyio.move_on_after(ROLLBACK_WAIT_S, shield=True) as waiting, suppress(*AWAY):
+        rolling_back = anyio.move_on_after(ROLLBACK_WAIT_S, shield=True)
+        with rolling_back, suppress(*AWAY), _closed_in_doubt(connection):
             await block.rollback()
-        if waiting.cancelled_caught:
-            connection.terminate()
         raise
     with _closed_in_doubt(connection), anyio.fail_after(COMMIT_WAIT_S, shield=True):
         await block.commit()

@@ -30,7 +30,7 @@ extract(epoch from clock_timestamp() - r.created_at)::float8 as age_s
 
 @dataclass(frozen=True, slots=True)
 class LockedRun:
-    """A run row that nobody else changes until the transaction ends.
+    """A run's row as a lock found it, which nobody else changes until the transaction ends.
 
     `age_s` counts from the run's start and `leased` says whether somebody's lease is alive, both on the
     database's clock.

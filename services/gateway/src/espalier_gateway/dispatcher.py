@@ -58,9 +58,9 @@ BATCH_ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 PATIENCE_S: Final = 2.0
 """How long a call may wait for a run to change. In a batch none does, or twenty would wait in turn."""
 
-ANSWER_WAIT_S: Final = 3.5
-"""A call that takes longer is given up: with a ROLLBACK or a COMMIT under way it is then answered within five
-seconds though Postgres hangs. Above PATIENCE_S, which is part of it.
+ANSWER_WAIT_S: Final = 2.5
+"""A call that takes longer is given up: with a ROLLBACK or a COMMIT that just began it is answered within
+five seconds though Postgres hangs. Above PATIENCE_S, which is part of it.
 """
 
 AGAIN_MS: Final = 1000

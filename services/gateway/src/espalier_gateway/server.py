@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from espalier_gateway.settings import GatewaySettings
+from espalier_gateway.streaming import HANG_UP
 from espalier_protocol.versions import SERVED_VERSIONS
 
 HEAD_BYTES_MAX: Final = 32 * 1024
@@ -78,6 +79,7 @@ class _BoundedHeads(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._head_bytes = self._headers = 0
         super().on_message_begin()
+        self.scope["extensions"] = {HANG_UP: self.transport.abort}  # type: ignore[dict-item]
         self.config.heads.expect(self.transport, self.loop.time())
 
     def on_url(self, url: bytes) -> None:

@@ -8,12 +8,21 @@ from typing import Final
 import anyio
 import structlog
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 SEND_WAIT_S: Final = 30.0
 """A reader that takes nothing for this long is cut off."""
 
+HANG_UP: Final = "espalier.hang_up"
+"""Our server's extension of a request's scope: drops the connection with all that was not taken from it.
+Merely closing would wait for a reader that has stopped to take the rest.
+"""
+
 log = structlog.get_logger(__name__)
+
+
+class _ReaderGone(Exception):
+    """The connection broke; nothing is left to do."""
 
 
 class PiecewiseResponse(Response):
@@ -36,26 +45,33 @@ class PiecewiseResponse(Response):
         self._send_wait_s = send_wait_s
         self._sending_since: float | None = None
 
-    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with aclosing(self._pieces), anyio.create_task_group() as group:
-                group.start_soon(self._watch, receive, group.cancel_scope)
-                with suppress(OSError):  # by which some servers tell that the reader has gone
+                group.start_soon(self._watch, scope, receive, group.cancel_scope)
+                with suppress(_ReaderGone):
                     await self._send_all(send)
                 group.cancel_scope.cancel()
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None  # the producer's; the watcher raises nothing
 
     async def _send_all(self, send: Send) -> None:
-        """Not reaching the last message, which ends the body, makes the server close the connection."""
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        start: Message = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await self._send(send, start)
         async for piece in self._pieces:
-            self._sending_since = time.monotonic()
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-            self._sending_since = None
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send(send, {"type": "http.response.body", "body": piece, "more_body": True})
+        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _watch(self, receive: Receive, sending: anyio.CancelScope) -> None:
+    async def _send(self, send: Send, message: Message) -> None:
+        """A server waits for the reader at the beginning of the next send, so that each may be stuck."""
+        self._sending_since = time.monotonic()
+        try:
+            await send(message)
+        except OSError as error:  # by which some servers tell it
+            raise _ReaderGone from error
+        self._sending_since = None
+
+    async def _watch(self, scope: Scope, receive: Receive, sending: anyio.CancelScope) -> None:
         wait_s = self._send_wait_s
         while wait_s > 0:
             with anyio.move_on_after(wait_s):
@@ -66,4 +82,6 @@ class PiecewiseResponse(Response):
             wait_s = self._send_wait_s - stuck_s
         else:
             log.warning("streaming.stalled")
+            if hang_up := scope.get("extensions", {}).get(HANG_UP):
+                hang_up()
         sending.cancel()

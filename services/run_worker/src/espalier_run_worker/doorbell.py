@@ -67,6 +67,12 @@ class _Poller(Worker):
         except ValueError:
             log.warning("doorbell.not_a_run")
 
+    async def main(self) -> None:
+        """Instead of arq's, which first talks to Redis without a bound."""
+        while True:  # bounded by ANSWER_WAIT_S in each turn
+            await self._poll_iteration()
+            await anyio.sleep(POLL_S)
+
     async def start_jobs(self, job_ids: list[bytes]) -> None:
         """Instead of arq's, which guards each job as if it could not be lost (see `take_rings`)."""
         if taken := job_ids[: self._slots.free]:
@@ -84,7 +90,6 @@ class _Poller(Worker):
                     await self.start_jobs([job_id])
                 if anyio.current_time() >= self._read_queue_at:
                     self._read_queue_at = anyio.current_time() + WAKE_WAIT_S
-                    self.max_jobs = self._slots.free
                     await super()._poll_iteration()
 
 

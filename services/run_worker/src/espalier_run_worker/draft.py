@@ -1,6 +1,6 @@
 """What one step will write, before it is committed: entries, and the progress that they make.
 
-A draft belongs to the transaction that holds its run's row. It adds by itself whatever follows without an
+A draft belongs to the transaction that moves its run. It adds by itself whatever follows without an
 effect outside: a cycle's start and its reservation, its end, a limit, a cancel. Above: `held`, which commits
 it, and the steps that record into it.
 """

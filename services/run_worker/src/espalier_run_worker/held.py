@@ -1,8 +1,9 @@
 """A run under this worker's lease, and the transactions that move it.
 
-Everything that is written for the run goes through `Held.commit`: it locks the row by our token, lets the
-step record what happened, adds all that follows without an outside effect, and commits once. If the token is
-no longer ours it raises LeaseLost, and nothing was written.
+Everything that is written for the run goes through `Held.commit`, which locks the row by our token and lets
+the step record what happened, or through `Held.write`, which where it can needs no lock: one statement checks
+the token. Both add all that follows without an outside effect and commit once. If the token is no longer ours
+they raise LeaseLost, and nothing was written.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -117,17 +118,18 @@ class Held:
         async def record(draft: Draft) -> None:
             draft.record(*entries)
 
-        if not entries or not await self._write_at_once(record):
+        if not entries or not await self._write_at_once(entries):
             await self.commit(record)
 
-    async def _write_at_once(self, record: Record) -> bool:
+    async def _write_at_once(self, entries: tuple[Entry, ...]) -> bool:
+        """Whether it was enough. The row is the one that we saw last; what may have changed is checked."""
         async with self._publisher.in_order(self.run_id):
             try:
                 async with reading(self._pool) as connection:
                     asked_at = anyio.current_time()
                     row = replace(self._row, age_s=self._age_s)
                     draft = Draft(connection, row, self.facts, self.progress, begins=False)
-                    await record(draft)
+                    draft.record(*entries)
                     written = await self._conclude(draft, unless_cancelled=True)
             except Conflicted:
                 return False
@@ -158,8 +160,8 @@ class Held:
         return await append_entries(
             draft.connection,
             draft.run,
-            draft.progress,
             tuple(draft.entries),
+            after=draft.progress,
             release=release,
             lease_ttl_s=self._lease_ttl_s,
             unless_cancelled=unless_cancelled,

@@ -31,7 +31,7 @@ from espalier_store.pool import Connection, reading, transaction
 from espalier_store.runs import count_live_runs
 
 NOTHING: Final[Page[Agent]] = Page([], more=False)
-ENDED_AT_ONCE_MAX: Final = 100
+ENDED_AT_ONCE_MAX: Final = 50
 """Runs that closing an agent ends before it answers: some milliseconds each. Workers end the others."""
 
 ENDS_POLL_S: Final = 0.05
@@ -93,6 +93,7 @@ async def _close(call: Call, agent_id: UUID, close: Close) -> AgentDone:
     What this process does not reach, workers do. Those that work on a run have `patience_s` for it. All of
     it may be repeated.
     """
+    until = anyio.current_time() + call.patience_s
     async with transaction(call.pool) as connection:
         live = await close(connection, call.owner_id, agent_id)
     for run_id in live[:ENDED_AT_ONCE_MAX]:
@@ -100,15 +101,14 @@ async def _close(call: Call, agent_id: UUID, close: Close) -> AgentDone:
             await end_run(call, run_id)
     for run_id in live[ENDED_AT_ONCE_MAX:]:
         call.desk.cancels.later(call.owner_id, run_id)
-    await _wait_for_ends(call, agent_id)
+    await _wait_for_ends(call, agent_id, until)
     async with reading(call.pool) as connection:
         agent = await _agent(connection, call, agent_id)
     return AgentDone(**{name: getattr(agent, name) for name in Agent.model_fields})
 
 
-async def _wait_for_ends(call: Call, agent_id: UUID) -> None:
+async def _wait_for_ends(call: Call, agent_id: UUID, until: float) -> None:
     """Until no run of the agent lives, or the wait is over."""
-    until = anyio.current_time() + call.patience_s
     while anyio.current_time() < until:
         async with reading(call.pool) as connection:
             if await count_live_runs(connection, call.owner_id, agent_id) == 0:
