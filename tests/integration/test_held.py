@@ -1,6 +1,7 @@
 """A run in the hands of one process: handing it over, losing sight of the lease, reading its log in pages."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -8,10 +9,11 @@ import anyio
 import pytest
 
 from espalier_acts.agents import create_agent, update_agent
-from espalier_acts.log import load, write_entries
+from espalier_acts.log import append_entries, load, write_entries
 from espalier_acts.runs import RunOrder, cancel_run, create_run
 from espalier_domain.errors import FenceReached, LeaseLost
 from espalier_domain.journal import LimitReached, ModelAnswered, ToolCall, ToolReturned
+from espalier_domain.progress import Progress, apply
 from espalier_domain.run import CallModel
 from espalier_eventlog import RedisSettings, open_streams
 from espalier_eventlog.publisher import Publisher
@@ -27,13 +29,14 @@ from espalier_protocol.ids import from_wire
 from espalier_run_worker.draft import Draft
 from espalier_run_worker.held import Held, claim
 from espalier_store.events import events_after
-from espalier_store.pool import Pool, transaction
-from espalier_store.runs import lock_run
+from espalier_store.pool import Pool, reading, transaction
+from espalier_store.runs import LockedRun, lock_run
 
 pytestmark = pytest.mark.anyio
 
 LEASE_TTL_S = 60.0
-CROSSINGS = 300
+CROSSINGS = 100
+ENTRIES_MAX = 200
 WAIT_S = 10.0
 ANYBODY = AgentCreate(
     name="anybody",
@@ -171,20 +174,25 @@ async def test_a_claim_that_crosses_with_a_step_misses_none_of_its_entries(
 ) -> None:
     """The row is claimed as it is when it is free, the journal is read as it was when the claim began."""
 
-    async def write(run_id: UUID) -> None:
-        async with transaction(pool) as connection:
-            run = await lock_run(connection, owner_id, run_id)
-            assert run is not None
-            if not run.leased:
-                _, progress = await load(connection, owner_id, run_id)
-                told = (LimitReached(None, "budget_exhausted", "x"),)
-                await write_entries(connection, run, progress, told, release=True, lease_ttl_s=0)
+    async def write_on(run: LockedRun, progress: Progress) -> None:
+        """Entry after entry, until the run is taken."""
+        told = LimitReached(None, "budget_exhausted", "x")
+        async with reading(pool) as connection:
+            for _ in range(ENTRIES_MAX):
+                progress = apply(progress, told)
+                written = await append_entries(
+                    connection, run, (told,), after=progress, release=True, lease_ttl_s=0
+                )
+                if written is None:
+                    return
+                run = replace(run, lease_token=run.lease_token + 1)
 
     async def take(run_id: UUID) -> None:
-        held = await claim(pool, publisher, LEASE_TTL_S, run_id)
-        if held is not None:
-            written = await pool.fetchval("select count(*) from journal where run_id = $1", run_id)
-            assert held.progress.entry_no == written
+        held = None
+        while held is None:  # bounded by what is written
+            held = await claim(pool, publisher, LEASE_TTL_S, run_id)
+        written = await pool.fetchval("select count(*) from journal where run_id = $1", run_id)
+        assert held.progress.entry_no == written
 
     many = ANYBODY.model_copy(update={"max_live_runs": CROSSINGS})
     async with transaction(pool) as connection:
@@ -193,6 +201,10 @@ async def test_a_claim_that_crosses_with_a_step_misses_none_of_its_entries(
         order = RunOrder(agent_id, "goal", {}, [])
         run_ids = [(await create_run(connection, owner_id, order))[1].run_id for _ in range(CROSSINGS)]
     for run_id in run_ids:
+        async with transaction(pool) as connection:
+            run = await lock_run(connection, owner_id, run_id)
+            assert run is not None
+            _, progress = await load(connection, owner_id, run_id)
         async with anyio.create_task_group() as group:
-            group.start_soon(write, run_id)
+            group.start_soon(write_on, run, progress)
             group.start_soon(take, run_id)
