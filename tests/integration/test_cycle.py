@@ -7,9 +7,9 @@ from uuid import UUID
 import anyio
 import pytest
 
-from espalier_acts.agents import create_agent
+from espalier_acts.agents import create_agent, update_agent
 from espalier_acts.runs import RunOrder, cancel_run, continue_run, create_run
-from espalier_protocol.agent import AgentCreate, Budgets, Ceilings, Constitution
+from espalier_protocol.agent import AgentCreate, AgentUpdate, Budgets, Ceilings, CeilingsChange, Constitution
 from espalier_protocol.events import NumberedEvent
 from espalier_protocol.ids import from_wire
 from espalier_protocol.run import Run
@@ -230,3 +230,20 @@ async def test_many_short_runs_at_once_all_complete_and_none_is_thought_lost(run
 
     assert {run.state for run in ended} == {"complete"}
     assert "lease_lost" not in worker.output()
+
+
+async def test_a_wall_that_moves_under_a_long_answer_ends_the_run_without_waiting_for_it(
+    runs: Runs, start: Any
+) -> None:
+    start(WORKER, **WIRE_PLANS)
+    run_id = await runs.start([{"text": "too late", "delay_s": 300}], budgets={"seconds_per_cycle": 600})
+    running = await runs.until(run_id, lambda run: run.cycle_count == 1)
+    agent_id = from_wire("agt", running.agent_id)
+    assert agent_id is not None
+    change = AgentUpdate(agent_id=running.agent_id, ceilings=CeilingsChange(max_wall_seconds=1))
+    async with transaction(runs.pool) as connection:
+        await update_agent(connection, runs.owner_id, agent_id, change)
+
+    run = await runs.ended(run_id)
+
+    assert (run.state, run.result) == ("error", {"reason": "ceiling_exceeded:max_wall_seconds"})

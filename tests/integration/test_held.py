@@ -169,6 +169,17 @@ async def test_a_ceiling_that_shrinks_in_a_cycle_holds_for_its_next_step(
     await held.commit(look)
 
 
+async def test_a_wall_that_moved_behind_an_answer_ends_the_run_and_runs_none_of_its_tools(
+    pool: Pool, publisher: Publisher, owner_id: UUID, run_id: UUID
+) -> None:
+    held = await taken(pool, publisher, run_id)
+    await pool.execute(
+        "update runs set max_wall_seconds = 1, wall_at = now(), created_at = now() - interval '1 minute'"
+    )
+    await held.write(ModelAnswered(1, "", (ToolCall("c", "artifact_create", {}),), 10))
+    assert (held.over, held.progress.final_state) == (True, "error")
+
+
 async def test_a_claim_that_crosses_with_a_step_misses_none_of_its_entries(
     pool: Pool, publisher: Publisher, owner_id: UUID
 ) -> None:

@@ -77,10 +77,10 @@ async def goes_on_s(pool: Pool, reader: Reader) -> float:
 
 
 @pytest.mark.parametrize("seed", [SEED])
-async def test_a_worker_killed_at_twenty_random_moments_costs_its_lease_each_time_and_nothing_else(
+async def test_every_worker_killed_at_twenty_random_moments_costs_the_lease_at_most_and_nothing_else(
     seed: int, client: AepClient, start: Start, pool: Pool
 ) -> None:
-    chance, waits_s = Random(seed), []
+    chance, waits_s, held = Random(seed), [], 0
     workers = [start("worker", **ON) for _ in range(2)]
     with anyio.fail_after(WAIT_S):
         plan = plan_of(TURNS)
@@ -90,14 +90,18 @@ async def test_a_worker_killed_at_twenty_random_moments_costs_its_lease_each_tim
             await readers[0].reaches(2)
             for kill in range(KILLS):
                 await anyio.sleep(chance.uniform(0, MOMENT_S))
-                assert (await row_of(pool, run.id))["ended_at"] is None, "the plan is too short"
-                workers[kill % 2].kill()
-                workers[kill % 2] = start("worker", **ON)
+                row = await row_of(pool, run.id)
+                assert row["ended_at"] is None, "the plan is too short"
+                held += row["lease_until"] is not None
+                for worker in workers:
+                    worker.kill()
+                workers = [start("worker", **ON) for _ in workers]
                 waits_s.append(await goes_on_s(pool, readers[0]))
                 log.info("kill %d at event %d: %.2f s", kill, len(readers[0].events), waits_s[-1])
 
     log.info("next event after a kill: %s", spread(waits_s))
     assert max(waits_s) <= GOES_ON_S
+    assert held >= KILLS // 4, "chance should have hit the holder more often than that"
     await require_untouched(pool, readers, plan, TURNS)
 
 
@@ -108,16 +112,17 @@ async def test_a_worker_stopped_at_random_moments_for_twice_its_lease_writes_not
     chance = Random(seed)
     workers = [start("worker", **SHORT_LEASE) for _ in range(2)]
     with anyio.fail_after(WAIT_S):
-        plan = plan_of(STOPS - 2)
+        plan = plan_of(STOPS + 2)
         run = await start_run(client, plan)
         async with anyio.create_task_group() as group:
             readers = follow(group, client, [run.id] * READERS)
             await readers[0].reaches(2)
             for stop in range(STOPS):
                 await anyio.sleep(chance.uniform(0, MOMENT_S))
+                assert (await row_of(pool, run.id))["ended_at"] is None, "the plan is too short"
                 with workers[stop % 2].frozen():
                     until = anyio.current_time() + STOPPED_S
                     await goes_on_s(pool, readers[0])
                     await anyio.sleep(max(0.0, until - anyio.current_time()))
 
-    await require_untouched(pool, readers, plan, STOPS - 2)
+    await require_untouched(pool, readers, plan, STOPS + 2)

@@ -62,12 +62,12 @@ async def append_entries(
     after: Progress,
     release: bool,
     lease_ttl_s: float,
-    unless_cancelled: bool = False,
+    unless_stopped: bool = False,
 ) -> Written | None:
     """`write_entries` for a run that need not be locked, because its one statement checks the token.
 
-    `after` is the progress that has taken the entries in. None when the row refused, with `unless_cancelled`
-    also because a cancel was asked for.
+    `after` is the progress that has taken the entries in. None when the row refused, with `unless_stopped`
+    also because a cancel was asked for or the run's time is over.
     """
     row, lines = standing(after, entries), lines_of(run.run_id, entries)
     released = release or row.state != "running"
@@ -82,7 +82,7 @@ async def append_entries(
         lines,
         release=released,
         lease_ttl_s=lease_ttl_s,
-        unless_cancelled=unless_cancelled,
+        unless_stopped=unless_stopped,
         snapshot_version=SNAPSHOT_VERSION,
         snapshot=snapshot,
     )

@@ -95,20 +95,23 @@ async def renew_leases(connection: Connection, tokens: dict[UUID, int], lease_tt
 
 
 HELD_STATE = """
-select id, lease_token, cancel_requested_at is not null as cancelled from runs where id = any ($1::uuid[])
+select id, lease_token, cancel_requested_at is not null or wall_at <= now() as to_stop
+from runs where id = any ($1::uuid[])
 """
 
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
+    """`to_stop` when somebody asked for a cancel or the time of the run is over."""
+
     lease_token: int
-    cancel_requested: bool
+    to_stop: bool
 
 
 async def held_states(connection: Connection, run_ids: Sequence[UUID]) -> dict[UUID, HeldState]:
-    """Token and cancel flag of runs, read without a lock."""
+    """Whose runs are, and whether they are to go on, read without a lock."""
     rows = await connection.fetch(HELD_STATE, run_ids)
-    return {row["id"]: HeldState(row["lease_token"], row["cancelled"]) for row in rows}
+    return {row["id"]: HeldState(row["lease_token"], row["to_stop"]) for row in rows}
 
 
 RELEASE_LEASE = """

@@ -119,7 +119,7 @@ with held as (
     select id, clock_timestamp() as moment from (
         select id from runs
         where owner_id = $1 and id = $2 and lease_token = $6 and state in ('running', 'sleeping')
-            and not ($19::boolean and cancel_requested_at is not null)
+            and not ($19::boolean and (cancel_requested_at is not null or wall_at <= clock_timestamp()))
         for no key update
     ) locked
 ), moved as (
@@ -166,14 +166,15 @@ async def move_run(
     *,
     release: bool,
     lease_ttl_s: float,
-    unless_cancelled: bool,
+    unless_stopped: bool,
     snapshot_version: int,
     snapshot: str | None,
 ) -> Moved | None:
     """Append `lines` to what is there, and leave the run as `standing` says.
 
     `release` gives the lease up and raises the token; otherwise the lease is renewed. None if the run is no
-    longer held by this token or has ended, or with `unless_cancelled` if somebody asked for its cancel.
+    longer held by this token or has ended, and with `unless_stopped` also if somebody asked for its cancel or
+    its wall time is over: both may have changed since the caller saw the row.
     """
     row = await connection.fetchrow(
         MOVE_RUN,
@@ -193,7 +194,7 @@ async def move_run(
         standing.result,
         release,
         lease_ttl_s,
-        unless_cancelled,
+        unless_stopped,
         snapshot_version,
         snapshot,
     )

@@ -1,6 +1,6 @@
 """Runs: making, reading and locking them.
 
-A step locks the row by its token (`lock_run`) before it decides; `log.move_run` then moves it. Beside them
+`lock_run` locks the row by its token for a step that needs it still; `log.move_run` moves it. Beside them
 stand what needs no step: the flag of a cancel and the wake of a sleeper; leases themselves are `fleet`'s.
 """
 

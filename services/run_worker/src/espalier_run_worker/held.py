@@ -111,7 +111,7 @@ class Held:
     async def write(self, *entries: Entry) -> None:
         """Commit `entries` and what follows from them.
 
-        What begins nothing new is one statement, which checks token and cancel by itself. Where that is
+        What begins nothing new is one statement, which checks token, cancel and wall by itself. Where that is
         refused the row is locked, which tells why.
         """
 
@@ -130,7 +130,7 @@ class Held:
                     row = replace(self._row, age_s=self._age_s)
                     draft = Draft(connection, row, self.facts, self.progress, begins=False)
                     draft.record(*entries)
-                    written = await self._conclude(draft, unless_cancelled=True)
+                    written = await self._conclude(draft, unless_stopped=True)
             except Conflicted:
                 return False
             if written is not None:
@@ -154,7 +154,7 @@ class Held:
             raise LeaseLost("the row refused the token")
         self._committed(draft, written, asked_at)
 
-    async def _conclude(self, draft: Draft, *, unless_cancelled: bool = False) -> Written | None:
+    async def _conclude(self, draft: Draft, *, unless_stopped: bool = False) -> Written | None:
         draft.conclude()
         release = self.hand_over or (draft.resting() and self._cycles_here + 1 >= CYCLES_PER_HOLD)
         return await append_entries(
@@ -164,7 +164,7 @@ class Held:
             after=draft.progress,
             release=release,
             lease_ttl_s=self._lease_ttl_s,
-            unless_cancelled=unless_cancelled,
+            unless_stopped=unless_stopped,
         )
 
     def _committed(self, draft: Draft, written: Written, asked_at: float) -> None:

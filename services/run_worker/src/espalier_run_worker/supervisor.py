@@ -2,7 +2,8 @@
 
 One task and one connection of its own renew every lease of the process in one statement. A run whose row is
 locked (by its own step, most likely) is skipped, and a plain read tells whether it is still ours; the same
-read brings cancels. The supervisor interrupts what a run does outside; it never writes for one.
+read brings cancels and walls that moved. The supervisor interrupts what a run does outside; it never writes
+for one.
 """
 
 from collections.abc import Iterator
@@ -99,5 +100,5 @@ class Supervisor:
             state = states.get(run_id)
             if state is None or state.lease_token != held.lease_token:
                 held.lose()
-            elif state.cancel_requested:
+            elif state.to_stop:
                 held.interrupt()

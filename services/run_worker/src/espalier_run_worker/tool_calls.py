@@ -7,9 +7,12 @@ from espalier_run_worker.self_tools import SelfTools
 
 
 async def run_calls(draft: Draft, tools: SelfTools, step: CallTools) -> None:
-    """Record an outcome for every call. On a run whose cancel was asked for, none is run."""
+    """Record an outcome for every call, as long as calling is still what is next.
+
+    On a run whose cancel was asked for, or whose time is over, none is run.
+    """
     for call in step.calls:
-        if draft.cancelled:
+        if draft.cancelled or not isinstance(draft.next_step(), CallTools):
             return
         cycle = draft.progress.cycle
         assert cycle is not None

@@ -17,11 +17,15 @@ from espalier_client.client import AepClient
 from espalier_client.commands.run import RunId, Since, leave
 from espalier_client.commands.target import BaseUrl, Key, LocateFolder, ProfileFolder, given
 from espalier_client.commands.terminal import AsJson, line, output, perform, say
+from espalier_client.errors import Cause, TransportError
 from espalier_client.timeline import Timeline
 from espalier_protocol.events import LAST_EVENT, Event
 
 QUIET_S: Final = 2.0
 """A stored log arrives without pauses; after this long a silence means that the rest has yet to happen."""
+
+OPEN_S: Final = 10.0
+"""How long the first event may take. Every log has one, so that no event means that no stream was opened."""
 
 
 def command(locate_folder: LocateFolder) -> Callable[..., None]:
@@ -59,23 +63,27 @@ async def _print(
     last, over = since, goes_on or run.ended_at is not None
     if not over:
         async with aclosing(client.follow(run_id, since)) as events:
-            while (event := await _next(events)) is not None:
+            within_s = OPEN_S if since is None else QUIET_S
+            while (event := await _next(events, within_s)) is not None:
                 show(event)
-                last = event.event_id
+                last, within_s = event.event_id, QUIET_S
                 if event.type == LAST_EVENT:
                     return None
         # A silence may also be a runtime that went away, which this call says, or a run that has just ended.
         over = (await client.run_get(run_id)).ended_at is not None
+    if not over and last is None:
+        sentence = f"No stream of this run was opened within {OPEN_S:g} s; too many may be open."
+        raise TransportError(sentence, Cause.silent)
     if not over:
-        return last or "0"
+        return last
     async with aclosing(client.follow(run_id, last)) as events:
         async for event in events:
             show(event)
     return None
 
 
-async def _next(events: AsyncGenerator[Event, None]) -> Event | None:
-    """None after the last one, or when nothing comes for QUIET_S."""
-    with anyio.move_on_after(QUIET_S):
+async def _next(events: AsyncGenerator[Event, None], within_s: float) -> Event | None:
+    """None after the last one, or when nothing comes for so long."""
+    with anyio.move_on_after(within_s):
         return await anext(events, None)
     return None

@@ -100,6 +100,7 @@ async def _close(call: Call, agent_id: UUID, close: Close) -> AgentDone:
         with suppress(LifecycleConflict):  # it ended otherwise in the meantime
             await end_run(call, run_id)
     for run_id in live[ENDED_AT_ONCE_MAX:]:
+        call.desk.couriers.ring(run_id)
         call.desk.cancels.later(call.owner_id, run_id)
     await _wait_for_ends(call, agent_id, until)
     async with reading(call.pool) as connection:
