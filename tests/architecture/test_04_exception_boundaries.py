@@ -15,6 +15,7 @@ BROAD = {"Exception", "BaseException"} | GROUPS
 # Where everything may be caught, and why. Add a file only with the sentence that says who answers for it.
 BOUNDARIES: dict[str, str] = {
     "gateway/dispatcher.py": "every failure of a call becomes its JSON-RPC error here",
+    "mcp_broker/app.py": "every failure of a worker's request becomes a bare status here",
     "local/first_key.py": "whatever a database answers becomes the launcher's one sentence about its address",
     "local/schema.py": "the same, for the four libraries that a migration passes through",
     "gateway/cancels.py": "one run that cannot be ended must not end the gateway",

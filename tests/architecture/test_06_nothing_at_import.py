@@ -14,7 +14,8 @@ from tests.architecture.sources import Source, called, calls, findings, last_nam
 VALUE_MAKERS = frozenset(
     """auto bool bytes cast cache chr compile count dataclass dict encode enumerate field fields float format
     frozenset get getLogger get_args get_logger get_origin int items itemgetter join keys len list lru_cache
-    maketrans map max min namedtuple ord partial range removeprefix replace reversed set sorted split str
+    maketrans map max min namedtuple object_schema ord partial
+    range removeprefix replace reversed set sorted split str
     strip sum timedelta tuple values wraps zip contextmanager asynccontextmanager final override overload
     runtime_checkable unique field_validator model_validator field_serializer model_serializer
     total_ordering""".split()
@@ -43,6 +44,7 @@ ENVIRONMENT = frozenset(("environ", "environb", "getenv", "putenv", "load_dotenv
 # Who may touch the environment inside a function, and why.
 ENVIRONMENT_READERS: dict[str, str] = {
     "local/runtime.py": "children get the launcher's environment plus their own settings",
+    "mcp_broker/stdio.py": "a server's program gets the few variables that every program needs",
     "local/up.py": "NO_COLOR is every terminal program's, not a setting of ours",
 }
 # Files that a process starts from: the only ones that build settings.
@@ -50,6 +52,7 @@ COMPOSITION_ROOTS = (
     "gateway/app.py",
     "gateway/main.py",
     "gateway/__main__.py",
+    "mcp_broker/__main__.py",
     "run_worker/main.py",
     "run_worker/__main__.py",
     "store/migrations/env.py",

@@ -18,9 +18,7 @@ Grade = Literal["MUST", "SHOULD"]
 Later = Literal[
     "auth.oauth2",
     "compliance.gdpr",
-    "messaging.peer",
     "runner.byo_llm",
-    "self.learning_memory",
     "self.modify_prompt",
     "tools.mcp_external",
 ]
@@ -117,16 +115,24 @@ REQUIREMENTS: Final = (
     Requirement("AEP-MCP-01", "MUST", "An agent may have an external MCP server.", "tools.mcp_external"),
     Requirement("AEP-MCP-02", "MUST", "A server is shown without its secret.", "tools.mcp_external"),
     # --- memory
-    Requirement("AEP-MEMORY-01", "MUST", "A write answers the record.", "self.learning_memory"),
-    Requirement("AEP-MEMORY-02", "MUST", "A second write of a key keeps the id.", "self.learning_memory"),
-    Requirement("AEP-MEMORY-03", "MUST", "A read answers a published dialect.", "self.learning_memory"),
-    Requirement("AEP-MEMORY-04", "SHOULD", "A search answers items.", "self.learning_memory"),
-    Requirement("AEP-MEMORY-05", "MUST", "A foreign tree: tree_boundary_violation.", "self.learning_memory"),
-    Requirement("AEP-MEMORY-06", "MUST", "A deletion counts what it deleted.", "self.learning_memory"),
-    Requirement("AEP-MEMORY-07", "SHOULD", "A record is gone after its ttl_seconds.", "self.learning_memory"),
+    Requirement("AEP-MEMORY-01", "MUST", "A write answers the record, which a read of its key answers too."),
+    Requirement("AEP-MEMORY-02", "MUST", "A second write of a key keeps the id and replaces the value."),
+    Requirement("AEP-MEMORY-03", "MUST", "Records are read page by page in a published dialect."),
+    Requirement("AEP-MEMORY-04", "SHOULD", "A search answers records with their scores, best first."),
+    Requirement("AEP-MEMORY-05", "MUST", "A tree that is not one's own is a tree_boundary_violation."),
+    Requirement("AEP-MEMORY-06", "MUST", "A deletion counts what it deleted."),
+    Requirement("AEP-MEMORY-07", "SHOULD", "A record is gone after its ttl_seconds."),
+    Requirement("AEP-MEMORY-08", "SHOULD", "Records are read and found in both published dialects at once."),
+    Requirement("AEP-MEMORY-09", "SHOULD", "An agent's write is told by memory.written, without the value."),
     # --- messages, providers, prompts
-    Requirement("AEP-MESSAGE-01", "SHOULD", "An embedder may send to an agent it owns.", "messaging.peer"),
-    Requirement("AEP-MESSAGE-02", "MUST", "Messages are listed in a published dialect.", "messaging.peer"),
+    Requirement("AEP-MESSAGE-01", "SHOULD", "An embedder may send to an agent it owns."),
+    Requirement("AEP-MESSAGE-02", "MUST", "Messages are listed page by page in a published dialect."),
+    Requirement("AEP-MESSAGE-03", "SHOULD", "Messages are listed in both published dialects at once."),
+    Requirement(
+        "AEP-MESSAGE-04", "SHOULD", "An inbox is what its agent has not read; looking reads nothing."
+    ),
+    Requirement("AEP-MESSAGE-05", "MUST", "A message wakes a sleeping agent, which is told and reads it."),
+    Requirement("AEP-MESSAGE-06", "SHOULD", "A message into another tree is a tree_boundary_violation."),
     Requirement("AEP-PROVIDER-01", "MUST", "Providers are listed, without their keys.", "runner.byo_llm"),
     Requirement("AEP-PROMPT-01", "SHOULD", "An unknown prompt change is not found.", "self.modify_prompt"),
     # --- data subjects

@@ -20,8 +20,6 @@ SECRET: Final = "hunter2-canary"
 SERVER: Final = {"url": "https://example.invalid/mcp", "name": "smoke-server", "auth": {"bearer": SECRET}}
 SUBJECT: Final = {"subject_id": "sub_" + UNKNOWN}
 REDACTION: Final = {**SUBJECT, "mode": "redact"}
-NAMESPACE: Final = {"tree_root_id": "agt_" + UNKNOWN, "namespace": "contract"}
-RECORD: Final = {**NAMESPACE, "key": "k", "value": {"v": 1}}
 CHANGE: Final = {"agent_id": "agt_" + UNKNOWN, "pending_change_id": "pch_" + UNKNOWN, "approve": True}
 
 
@@ -39,15 +37,6 @@ def not_supported(capability: str) -> tuple[ErrorCode, dict[str, str]]:
 @pytest.mark.parametrize(
     ("capability", "method", "params"),
     [
-        waiting("AEP-MEMORY-01", "memory.write", RECORD),
-        waiting("AEP-MEMORY-02", "memory.write", RECORD),
-        waiting("AEP-MEMORY-03", "memory.read", NAMESPACE),
-        waiting("AEP-MEMORY-04", "memory.search", {**NAMESPACE, "query": "v"}),
-        waiting("AEP-MEMORY-05", "memory.read", NAMESPACE),
-        waiting("AEP-MEMORY-06", "memory.delete", {"id": "mem_" + UNKNOWN}),
-        waiting("AEP-MEMORY-07", "memory.write", {**RECORD, "ttl_seconds": 1}),
-        waiting("AEP-MESSAGE-01", "message.send", {"to_agent_id": "agt_" + UNKNOWN, "body": {"text": "hi"}}),
-        waiting("AEP-MESSAGE-02", "message.list", {"agent_id": "agt_" + UNKNOWN}),
         waiting("AEP-PROVIDER-01", "provider.list", {}),
         waiting("AEP-PROMPT-01", "agent.approve_prompt_change", CHANGE),
         waiting("AEP-SUBJECT-01", "subject.read", SUBJECT),

@@ -4,11 +4,12 @@ Databases are copies of a migrated template, so a test starts in about a tenth o
 between tests but the servers; every Redis key carries the test's own prefix.
 """
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import anyio
@@ -165,6 +166,47 @@ async def start_gateway(start: Start) -> StartGateway:
         async with httpx2.AsyncClient(base_url=base_url, trust_env=False) as client:
             await until_ready(client)
         return GatewayProcess(service, base_url)
+
+    return start_it
+
+
+INTERNAL_KEY = "only-for-tests-0123456789"
+
+
+@dataclass
+class BrokerProcess:
+    """A tool broker's process and where it listens; `worker_settings` make a worker use it."""
+
+    service: Service
+    base_url: str
+
+    @property
+    def port(self) -> int:
+        return int(self.base_url.rsplit(":")[-1])
+
+    @property
+    def worker_settings(self) -> dict[str, str]:
+        return {"ESPALIER_BROKER_URL": self.base_url, "ESPALIER_INTERNAL_KEY": INTERNAL_KEY}
+
+
+StartBroker = Callable[..., Awaitable[BrokerProcess]]
+
+
+@pytest.fixture
+async def start_broker(start: Start, tmp_path: Path) -> StartBroker:
+    """Start a broker on MCP servers by name and wait until it is ready; on `port`, a dead one's place."""
+
+    async def start_it(
+        mcp_servers: dict[str, Any] | None = None, *, port: int | None = None, **settings: str
+    ) -> BrokerProcess:
+        listed = tmp_path / "mcp.json"
+        listed.write_text(json.dumps({"mcpServers": mcp_servers or {}}))
+        base_url = f"http://127.0.0.1:{port or free_port()}"
+        settings = {"ESPALIER_INTERNAL_KEY": INTERNAL_KEY, "ESPALIER_MCP_SERVERS": str(listed), **settings}
+        service = start("broker", ESPALIER_BROKER_PORT=base_url.rsplit(":")[-1], **settings)
+        async with httpx2.AsyncClient(base_url=base_url, trust_env=False) as client:
+            await until_ready(client)
+        return BrokerProcess(service, base_url)
 
     return start_it
 

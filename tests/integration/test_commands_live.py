@@ -168,6 +168,7 @@ async def test_a_closed_agent_says_so_and_its_runs_have_ended(
         ("run", "list", "agt_"),
         ("events", "run_"),
         ("artifact", "delete", "art_"),
+        ("message", "inbox", "agt_"),
     ],
     ids=" ".join,
 )
@@ -307,3 +308,110 @@ async def test_artifacts_are_listed_by_where_they_come_from_and_deleted(
     assert objects(again) == [{"deleted": True, "ok": True}]
     assert objects(await espalier("artifact", "list", "--json")) == [records[2]]
     assert (await espalier("artifact", "get", ids[1])).code == 2
+
+
+# ---------------------------------------------------------------- memory
+
+
+async def test_what_is_written_is_read_found_and_deleted(espalier: Espalier, wire: Wire) -> None:
+    root = await wire.agent()
+    tone = await espalier("memory", "write", root, "n", "tone", "be brief", "--ttl", "3600", "--json")
+    fact = await espalier("memory", "write", root, "n", "fact\x1b[2J", '{"color": "dark red"}')
+    more = [await espalier("memory", "write", root, "n", f"k{number}", str(number)) for number in range(3)]
+    other = await espalier("memory", "write", root, "elsewhere", "tone", "be brief", "--subject", "s1")
+    again = await espalier("memory", "write", root, "n", "tone", "be very brief", "--json")
+    (first,), (second,) = objects(tone), objects(again)
+    ids = [each.stdout.strip() for each in [*more[::-1], fact]] + [first["id"]]
+
+    read = rows(await espalier("memory", "read", root, "n"))
+    found = {
+        "one": objects(await espalier("memory", "read", root, "n", "tone", "--json")),
+        "words": objects(await espalier("memory", "search", root, "n", "very brief", "--json")),
+        "none": objects(await espalier("memory", "search", root, "n", "purple", "--json")),
+    }
+    table = rows(await espalier("memory", "search", root, "n", "red"))
+    cut = await espalier("memory", "read", root, "n", "--limit", "3")
+
+    assert second == {**first, "value": "be very brief", "ttl_seconds": None}
+    assert read[0] == ["record", "created, UTC", "key", "value"]
+    assert [cells[0] for cells in read[1:]] == ids
+    assert [cells[2:] for cells in read[1:]] == [
+        *([f"k{number}", str(number)] for number in (2, 1, 0)),
+        ["fact [2J", '{"color":"dark red"}'],
+        ["tone", "be very brief"],
+    ]
+    assert found["one"] == [second]
+    assert [{**each, "score": None} for each in found["words"]] == [{**second, "score": None}]
+    assert found["none"] == []
+    assert (table[0][0], [cells[1] for cells in table[1:]]) == ("score", [fact.stdout.strip()])
+    assert cut.stderr == "There are more than these 3; --limit or --all shows more.\n"
+
+    assert await espalier("memory", "delete", ids[0]) == Done(0, "1 deleted\n")
+    assert await espalier("memory", "delete", ids[0]) == Done(0, "0 deleted\n")
+    assert await espalier("memory", "delete", "--tree", root, "--subject", "s1") == Done(0, "1 deleted\n")
+    assert objects(await espalier("memory", "read", root, "elsewhere", "--json")) == []
+    assert objects(await espalier("memory", "delete", "--tree", root, "--json")) == [{"deleted": 4}]
+    assert (await wire.call("memory.read", tree_root_id=root, namespace="n"))["items"] == []
+    assert other.code == 0
+
+
+async def test_a_memory_of_no_tree_is_one_sentence(espalier: Espalier) -> None:
+    nobody = "agt_" + UNKNOWN_TAIL
+    for words in (
+        ["write", nobody, "n", "k", "v"],
+        ["read", nobody, "n"],
+        ["search", nobody, "n", "v"],
+        ["delete", "--tree", nobody],
+    ):
+        done = await espalier("memory", *words)
+
+        assert (done.code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert done.stderr.endswith("[tree_boundary_violation]\n")
+
+
+# ---------------------------------------------------------------- messages
+
+
+async def test_what_is_said_to_an_agent_is_in_its_inbox_and_in_the_list(
+    espalier: Espalier, wire: Wire
+) -> None:
+    agents = [await wire.agent(), await wire.agent()]
+    sent = [
+        await espalier("message", "send", agents[0], "go on\x1b[2J"),
+        await espalier("message", "send", agents[1], '{"number": 1}'),
+        await espalier("message", "send", agents[0], "[2]", "--json"),
+    ]
+    ids = [sent[0].stdout.strip(), sent[1].stdout.strip(), objects(sent[2])[0]["id"]]
+
+    inbox = rows(await espalier("message", "inbox", agents[0]))
+    unread = objects(await espalier("message", "inbox", agents[0], "--json"))
+    listed = rows(await espalier("message", "list"))
+    found = {
+        "all": objects(await espalier("message", "list", "--all", "--json")),
+        "to one": objects(await espalier("message", "list", "--agent", agents[0], "--json")),
+        "in a tree": objects(await espalier("message", "list", "--tree", agents[1], "--json")),
+    }
+
+    assert inbox[0] == ["message", "from", "sent, UTC", "body"]
+    assert [(cells[0], cells[1], cells[3]) for cells in inbox[1:]] == [
+        (ids[0], "embedder", "go on [2J"),
+        (ids[2], "embedder", "[2]"),
+    ]
+    assert all(re.fullmatch(TIME, cells[2]) for cells in inbox[1:])
+    assert listed[0] == ["message", "from", "to", "sent, UTC", "read, UTC", "body"]
+    assert [(cells[0], cells[2], cells[-1]) for cells in listed[1:]] == [
+        (ids[2], agents[0], "[2]"),
+        (ids[1], agents[1], '{"number":1}'),
+        (ids[0], agents[0], "go on [2J"),
+    ]
+    held = (await wire.call("message.list"))["items"]
+    assert [each["id"] for each in held] == ids[::-1]
+    assert found == {"all": held, "to one": [held[0], held[2]], "in a tree": [held[1]]}
+    assert unread == [held[2], held[0]]
+
+
+async def test_a_message_to_nobody_is_one_sentence(espalier: Espalier) -> None:
+    done = await espalier("message", "send", "agt_" + UNKNOWN_TAIL, "hello")
+
+    assert (done.code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.endswith("[tool_not_found]\n")

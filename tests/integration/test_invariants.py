@@ -15,6 +15,10 @@ WAIT_S = 20.0
 PLAN: Plan = [note("first"), note("second"), DONE]
 A_CALL = "body ->> 'kind' = 'tool_returned' and body ->> 'tool' = 'artifact_create'"
 LAST_ASKED = "body ->> 'kind' = 'model_call_started' and body ->> 'cycle' = '3'"
+A_MESSAGE = """
+insert into messages (id, owner_id, root_id, from_agent_id, to_agent_id, sender, body, read_at, delivered_at)
+select gen_random_uuid(), owner_id, id, id, id, 'agent', '1', {} from agents
+"""
 # The invariant, and what breaks it, perhaps together with others.
 DAMAGES = [
     ("INV-1: the events of a run are numbered 1..n", "delete from events where seq = 3"),
@@ -77,6 +81,52 @@ DAMAGES = [
     (
         "what begins in the log of a run that ended also ends there",
         "update events set type = 'tool.called' where type = 'tool.returned'",
+    ),
+    (
+        "memory that a run wrote is told of as often as it was written",
+        "update events set type = 'memory.written' where seq = 3",
+    ),
+    (
+        "memory belongs to the root of a tree of its owner",
+        """
+            insert into memory_records (id, owner_id, root_id, namespace, key, value, created_by_id)
+            select gen_random_uuid(), owner_id, id, 'n', 'k', '0', id from agents;
+            update agents set root_id = gen_random_uuid()
+        """,
+    ),
+    (
+        "INV-10: a message that was read is told of once, by a run of whom it was for",
+        A_MESSAGE.format("now(), now()"),
+    ),
+    (
+        "INV-10: a message that was read is told of once, by a run of whom it was for",
+        "update events set type = 'message.delivered' where seq = 3",
+    ),
+    (
+        "INV-10: a message of an agent is there as often as its runs tell of it",
+        A_MESSAGE.format("now(), now()"),
+    ),
+    (
+        "INV-10: a message of an agent is there as often as its runs tell of it",
+        "update events set type = 'message.sent' where seq = 3",
+    ),
+    (
+        "a message is delivered when it is read, after it was sent",
+        A_MESSAGE.format("clock_timestamp(), null"),
+    ),
+    (
+        "no run sleeps on a wake that it has not seen",
+        """
+            update runs set ended_at = null, state = 'sleeping', wait_reason = 'timer', wake_seq = 1,
+                due_at = now() + interval '1 minute'
+        """,
+    ),
+    (
+        "a wake that was promised is carried out",
+        """
+            insert into outbox (owner_id, kind, agent_id, created_at)
+            select owner_id, 'wake', id, now() - interval '1 minute' from agents
+        """,
     ),
     (
         "INV-4: a run that could go on is held by somebody",

@@ -33,13 +33,15 @@ KINDS: dict[str, IdPrefix] = {
     "agent": "agt",
     "run": "run",
     "artifact": "art",
+    "memory": "mem",
+    "message": "msg",
     "subject": "sub",
     # Nothing of these kinds can be made yet.
     "provider": "mem",
     "history": "phe",
 }
 # Words that a request gives to what it makes. Nothing is looked up by them.
-GIVEN_WORDS = {("agent.create", "subject_ids"), ("run.create", "subject_ids")}
+GIVEN_WORDS = {("agent.create", "subject_ids"), ("run.create", "subject_ids"), ("memory.write", "subject_id")}
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,19 @@ REQUESTS: tuple[Rpc | Get, ...] = (
     Get("artifacts/<artifact>/bytes"),
     Get("artifacts/<artifact>/bytes", verb="HEAD"),
     Get("artifacts/<artifact>/bytes", {"Range": "bytes=0-3"}),
+    Rpc("memory.write", {"tree_root_id": "<agent>", "namespace": "n", "key": "k", "value": "new"}),
+    Rpc("memory.read", {"tree_root_id": "<agent>", "namespace": "n"}),
+    Rpc("memory.read", {"tree_root_id": "<agent>", "namespace": "n", "key": "k"}),
+    Rpc("memory.read", {"tree_root_id": "<agent>", "namespace": "n", "cursor": "<memory>"}),
+    Rpc("memory.search", {"tree_root_id": "<agent>", "namespace": "n", "query": "the same"}),
+    Rpc("message.send", {"to_agent_id": "<agent>", "body": "hello"}),
+    Rpc("message.send", {"to_agent_id": "<agent>", "body": "hello", "tree_root_id": "<agent>"}),
+    Rpc("message.inbox", {"agent_id": "<agent>"}),
+    Rpc("message.list", {}),
+    Rpc("message.list", {"cursor": "<message>"}),
+    Rpc("message.list", {"agent_id": "<agent>"}),
+    Rpc("message.list", {"tree_root_id": "<agent>"}),
+    Rpc("message.list", {"agent_id": "<agent>", "tree_root_id": "<agent>", "cursor": "<message>"}),
     Rpc("run.continue", {"run_id": "<run>"}),
     Rpc("run.cancel", {"run_id": "<run>"}),
     Get("runs/<run>/events"),
@@ -131,6 +146,10 @@ REQUESTS: tuple[Rpc | Get, ...] = (
     Get("runs/<run>/events?since=999", answer=400),
     Get("runs/<run>/events", {"Last-Event-ID": f"{1:016d}"}),
     Get("runs/<run>/events?since=0", {"Last-Event-ID": "2"}, answer=204),
+    Rpc("memory.delete", {"id": "<memory>", "tree_root_id": "<agent>", "subject_id": SHARED_TAG}),
+    Rpc("memory.delete", {"id": "<memory>"}),
+    Rpc("memory.delete", {"tree_root_id": "<agent>", "namespace": "n", "subject_id": "<subject>"}),
+    Rpc("memory.delete", {"tree_root_id": "<agent>"}),
     Rpc("artifact.delete", {"artifact_id": "<artifact>"}),
     Rpc("agent.cancel", {"agent_id": "<agent>"}),
     Rpc("agent.archive", {"agent_id": "<agent>"}),
@@ -161,7 +180,13 @@ async def twins(gateway: Gateway) -> tuple[Twin, Twin]:
         run_id = await wire.run(agent_id, goal="the same")
         artifact_id = await keep_artifact(gateway.pool, run_id, CONTENT, subject_id=tag)
         await keep_artifact(gateway.pool, run_id, CONTENT, subject_id=SHARED_TAG)
+        message = await wire.call("message.send", to_agent_id=agent_id, body="the same")
         mine = {"agent": agent_id, "run": run_id, "artifact": artifact_id, "subject": tag}
+        mine["message"] = message["id"]
+        shelf = {"tree_root_id": agent_id, "namespace": "n", "value": "the same"}
+        mine["memory"] = (await wire.call("memory.write", key="k", **shelf))["id"]
+        for subject in (tag, SHARED_TAG):
+            await wire.call("memory.write", key=f"of {subject[:8]}", subject_id=subject, **shelf)
         made.append(Twin(wire, {**mine, **nobodys("provider", "history")}))
     await gateway.pool.execute(
         "update runs set state = 'sleeping', wait_reason = 'timer', due_at = now() + interval '1 minute'"
@@ -241,7 +266,8 @@ async def test_each_owner_can_ask_all_of_it_about_what_is_its_own_and_gets_the_s
     """So the requests above were good ones; and neither answer holds anything of the other owner's."""
     one, two = twins
     neutral = [
-        {twin.ids[kind]: f"<{kind}>" for kind in ("agent", "run", "artifact", "subject")} for twin in twins
+        {twin.ids[kind]: f"<{kind}>" for kind in ("agent", "run", "artifact", "memory", "message", "subject")}
+        for twin in twins
     ]
     for asked in REQUESTS:
         answers = [await asked.send(twin.wire, filled(asked.text, twin.ids, {}, set())) for twin in twins]
@@ -321,7 +347,7 @@ async def test_an_unknown_or_malformed_id_is_named_as_it_was_sent(wire: Wire) ->
         for each in REQUESTS
         if isinstance(each, Rpc) and each.answer == "result"
         for member in ("agent_id", "run_id", "artifact_id")
-        if member in each.params and each.method != "artifact.list"
+        if member in each.params and each.method not in ("artifact.list", "message.list")
     ):
         rest = {"goal": "nothing"} if method == "run.create" else {}
         for unknown in (*nobodys().values(), "", "x", "agt_", f"agt_{'0' * 25}", "' or 1=1 --"):
@@ -342,6 +368,7 @@ async def test_filters_find_nothing_for_ids_that_nobody_has_and_cursors_are_refu
     for method, member, filters in (
         ("agent.list", "agents", ("root_agent_id", "parent_agent_id")),
         ("artifact.list", "artifacts", ("run_id", "agent_id")),
+        ("message.list", "messages", ("agent_id", "tree_root_id")),
     ):
         strange = (*two.ids.values(), *nobodys().values(), "", "x", "' or 1=1 --")
         for id_ in strange:

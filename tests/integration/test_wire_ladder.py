@@ -70,8 +70,8 @@ async def test_a_method_that_is_not_built_yet_says_so_by_name(wire: Wire) -> Non
         ErrorCode.capability_not_supported,
         {"symbol": "capability_not_supported", "method": "rpc.discover"},
     )
-    error = await wire.refused("memory.read", tree_root_id="agt_x", namespace="n")
-    assert error["data"] == {"symbol": "capability_not_supported", "capability": "self.learning_memory"}
+    error = await wire.refused("subject.read", subject_id="sub_x")
+    assert error["data"] == {"symbol": "capability_not_supported", "capability": "compliance.gdpr"}
 
 
 async def test_fields_of_a_capability_that_is_off_are_refused(wire: Wire, gateway: Gateway) -> None:

@@ -1,4 +1,4 @@
-"""A worker that kills itself at a chosen moment: before or after its n-th commit, publish or ring.
+"""A service that kills itself at a chosen moment: before or after its n-th commit, publish, ring or wake.
 
 `arm("commit.before:3")` puts a SIGKILL of the own process at that place. Only this test code knows of it; the
 product has no branch for dying.
@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from espalier_eventlog.publisher import Publisher
+from espalier_gateway import couriers
 from espalier_jobs import Doorbell
 from espalier_run_worker import held
 from espalier_store.pool import Connection, Pool, reading, transaction
@@ -33,6 +34,7 @@ def arm(moment: str) -> None:
     held.reading = _around_commits(reading, reached, statement=True)  # type: ignore[attr-defined]
     Publisher.send = _around_calls("publish", Publisher.send, reached)  # type: ignore[method-assign]
     Doorbell.ring = _around_calls("ring", Doorbell.ring, reached)  # type: ignore[method-assign]
+    couriers.wake_for_message = _around_calls("wake", couriers.wake_for_message, reached)  # type: ignore[attr-defined]
 
 
 def _around_commits(real: Any, reached: Callable[[str], None], *, statement: bool = False) -> Any:

@@ -16,7 +16,11 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-SERVICES = {"worker": "espalier_run_worker.main", "gateway": "espalier_gateway.__main__"}
+SERVICES = {
+    "worker": "espalier_run_worker.main",
+    "gateway": "espalier_gateway.__main__",
+    "broker": "espalier_mcp_broker.__main__",
+}
 STOP_WAIT_S = 10
 
 _context = multiprocessing.get_context("forkserver")

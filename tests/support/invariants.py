@@ -70,7 +70,46 @@ INVARIANTS = {
             where type in ('cycle.started', 'cycle.ended', 'tool.called', 'tool.returned')
         ) told group by run_id, pair having count(*) filter (where begins) <> 1 or count(*) <> 2
     """,
+    "INV-10: a message that was read is told of once, by a run of whom it was for": """
+        select a.id from agents a
+        where (select count(*) from messages m where m.to_agent_id = a.id and m.read_at is not null) <> any (
+            select unnest(array[count(*), count(distinct e.payload::jsonb ->> 'message_id')])
+            from events e join runs r on r.id = e.run_id
+            where r.agent_id = a.id and e.type = 'message.delivered')
+    """,
+    "INV-10: a message of an agent is there as often as its runs tell of it": """
+        select a.id from agents a
+        where (select count(*) from messages m where m.from_agent_id = a.id and m.sender = 'agent') <> any (
+            select unnest(array[count(*), count(distinct e.payload::jsonb ->> 'message_id')])
+            from events e join runs r on r.id = e.run_id
+            where r.agent_id = a.id and e.type = 'message.sent')
+    """,
+    "a message is delivered when it is read, after it was sent": """
+        select id from messages where delivered_at is distinct from read_at or read_at < created_at
+    """,
+    "no run sleeps on a wake that it has not seen": """
+        select id from runs where state = 'sleeping' and wait_reason in ('timer', 'message', 'child')
+            and wake_seq > wake_seen and due_at > clock_timestamp()
+    """,
+    "memory that a run wrote is told of as often as it was written": """
+        select r.id from runs r
+        where (
+            select count(*) from events e where e.run_id = r.id and e.type = 'memory.written'
+        ) <> any (array[
+            (select count(*) from journal j where j.run_id = r.id and j.body ->> 'kind' = 'memory_written'),
+            (select count(*) from journal j where j.run_id = r.id and j.body ->> 'kind' = 'tool_returned'
+                and j.body ->> 'tool' = 'learning_memory_write' and (j.body ->> 'ok')::boolean)])
+    """,
+    "memory belongs to the root of a tree of its owner": """
+        select m.id from memory_records m
+        where not exists (
+            select from agents a where a.id = m.root_id and a.root_id = a.id and a.owner_id = m.owner_id)
+    """,
     # Only while there is a worker.
+    "a wake that was promised is carried out": f"""
+        select id from outbox
+        where kind = 'wake' and created_at < clock_timestamp() - interval '{SWEEP_S} s'
+    """,
     "INV-4: a run that could go on is held by somebody": f"""
         select id from runs where state in ('running', 'sleeping')
             and greatest(due_at, coalesce(lease_until, due_at)) < clock_timestamp() - interval '{SWEEP_S} s'

@@ -110,7 +110,7 @@ def session(session_id: str = SESSION, **capabilities: bool) -> dict[str, Any]:
 
 def reply(status: int, body: bytes, **headers: str) -> Answer:
     async def answer(_: Request, stream: SocketStream) -> None:
-        await stream.send(_head(status, {"content-length": str(len(body)), **headers}) + body)
+        await stream.send(_head(status, {"content_length": str(len(body)), **headers}) + body)
 
     return answer
 
@@ -153,6 +153,16 @@ def events(*pieces: bytes, hold: bool = False, kind: str = "text/event-stream") 
             await stream.receive()  # returns when the client leaves
 
     return answer
+
+
+def torn(body: bytes, **headers: str) -> Answer:
+    """A body that breaks off: more of it was announced."""
+    return reply(200, body, content_length=str(len(body) + 1), **headers)
+
+
+async def silence(_: Request, stream: SocketStream) -> None:
+    """No byte of an answer, as long as the client waits for one."""
+    await stream.receive()
 
 
 def envelope(seq: int, type: str = "error", run_id: str = RUN, **payload: Any) -> dict[str, Any]:  # noqa: A002

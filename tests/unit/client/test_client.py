@@ -1,6 +1,7 @@
 """Calls: sessions that begin by themselves, what is sent twice and what is not, errors with their facts."""
 
 import hashlib
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -22,6 +23,8 @@ from tests.unit.client.test_follow import run
 from espalier_client import AepClient, AepError, TransportError
 from espalier_client.transport import Transport
 from espalier_protocol.agent import AgentCreate, Budgets, Ceilings, Constitution
+from espalier_protocol.memory import MemoryDelete, MemoryRead, MemorySearch, MemoryWrite
+from espalier_protocol.message import MessageSend
 from espalier_protocol.run import RunCreate
 
 pytestmark = pytest.mark.anyio
@@ -136,6 +139,69 @@ async def test_a_caller_at_its_limit_comes_again_when_the_runtime_said_and_not_b
     asked_at = anyio.current_time()
     assert (await client.run_create(START)).id == "run_01"
     assert anyio.current_time() - asked_at >= wait_ms / 1000
+
+
+RECORD = {
+    "id": "mem_1",
+    "tree_root_id": "agt_1",
+    "namespace": "n",
+    "key": "k",
+    "value": None,
+    "created_by_agent_id": "agt_1",
+    "created_at": "2026-01-01T00:00:00.000Z",
+    "embedding": None,
+    "subject_id": None,
+    "ttl_seconds": None,
+}
+NOTHING: dict[str, Any] = {"items": [], "cursor": None, "next_cursor": None, "records": [], "messages": []}
+MEMORY_AND_MESSAGES: dict[str, tuple[Callable[[AepClient], Awaitable[Any]], dict[str, Any]]] = {
+    "memory.write": (
+        lambda client: client.memory_write(
+            MemoryWrite(tree_root_id="agt_1", namespace="n", key="k", value=None)
+        ),
+        RECORD,
+    ),
+    "memory.read": (lambda client: client.memory_read(MemoryRead(tree_root_id="a", namespace="n")), NOTHING),
+    "memory.search": (
+        lambda client: client.memory_search(MemorySearch(tree_root_id="a", namespace="n", query="q")),
+        NOTHING,
+    ),
+    "message.inbox": (lambda client: client.message_inbox("agt_1"), NOTHING),
+    "message.list": (lambda client: client.message_list(), NOTHING),
+    "memory.delete": (lambda client: client.memory_delete(MemoryDelete(id="mem_1")), {"deleted": 1}),
+    "message.send": (
+        lambda client: client.message_send(MessageSend(to_agent_id="agt_1", body="b")),
+        {**RECORD, "from_agent_id": "a", "to_agent_id": "b", "body": 1, "sent_at": RECORD["created_at"]}
+        | {"delivered_at": None, "read_at": None, "sender": {"kind": "embedder"}},
+    ),
+}
+SENT_ONCE = ("memory.delete", "message.send")
+
+
+@pytest.mark.parametrize("method", sorted(MEMORY_AND_MESSAGES.keys() - SENT_ONCE))
+async def test_what_may_be_done_twice_is_sent_again(
+    runtime: Loopback, client: AepClient, method: str
+) -> None:
+    call, answer = MEMORY_AND_MESSAGES[method]
+    runtime.on(f"POST {method}", hang_up, result(answer))
+
+    assert (await call(client)).model_dump(exclude_unset=True).keys() == answer.keys()
+    assert len(runtime.asked(f"POST {method}")) == 2
+
+
+@pytest.mark.parametrize("method", SENT_ONCE)
+async def test_a_message_and_a_delete_of_unknown_outcome_are_not(
+    runtime: Loopback, client: AepClient, method: str
+) -> None:
+    """The one would be heard twice, the other would say that there was nothing to delete."""
+    call, answer = MEMORY_AND_MESSAGES[method]
+    runtime.on(f"POST {method}", hang_up, result(answer))
+
+    with pytest.raises(TransportError):
+        await call(client)
+    assert len(runtime.asked(f"POST {method}")) == 1
+
+    assert (await call(client)).model_dump(exclude_unset=True).keys() == answer.keys()
 
 
 async def test_a_read_is_not_sent_for_ever(runtime: Loopback, client: AepClient) -> None:

@@ -23,6 +23,7 @@ from tests.unit.client.loopback import (
     error,
     events,
     frame,
+    open_loopback,
     refusal,
     reply,
     result,
@@ -406,7 +407,219 @@ async def test_a_damaged_artifact_leaves_no_file_and_spoils_none(known: Loopback
     assert (tmp_path / "notes.md").read_bytes() == NOTES
 
 
+# ---------------------------------------------------------------- memory and messages
+
+
+def record(number: int, key: str = "k", value: Any = None, **more: Any) -> dict[str, Any]:
+    return {
+        "id": f"mem_{number:026}",
+        "tree_root_id": "agt_1",
+        "namespace": "n",
+        "key": key,
+        "value": value,
+        "created_by_agent_id": "agt_1",
+        "created_at": "2026-01-01T00:00:00.000Z",
+        "embedding": None,
+        "subject_id": None,
+        "ttl_seconds": None,
+        **more,
+    }
+
+
+def message(number: int, sender: str, body: Any, read_at: str | None = None) -> dict[str, Any]:
+    return {
+        "id": f"msg_{number:026}",
+        "from_agent_id": f"agt_{number:026}",
+        "to_agent_id": "agt_1",
+        "tree_root_id": "agt_1",
+        "body": body,
+        "sent_at": "2026-01-01T00:00:00.000Z",
+        "delivered_at": read_at,
+        "read_at": read_at,
+        "sender": {"kind": sender},
+    }
+
+
+def whole_list(*items: dict[str, Any]) -> Answer:
+    listed = list(items)
+    return result(
+        {"items": listed, "records": listed, "messages": listed, "cursor": None, "next_cursor": None}
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ("be brief", "be brief"),
+        ('"be brief"', "be brief"),
+        ('{"a": [1, null]}', {"a": [1, None]}),
+        ("12.5", 12.5),
+        ("true", True),
+        ("007", "007"),
+        ("NaN", "NaN"),
+        ("", ""),
+        ("ünï", "ünï"),
+    ],
+)
+async def test_a_value_is_json_or_text_that_is_none(known: Loopback, given: str, value: Any) -> None:
+    known.on("POST memory.write", result(record(1)))
+    known.on("POST message.send", result(message(1, "embedder", None)))
+
+    written = await invoke("memory", "write", "agt_1", "n", "k", given)
+    sent = await invoke("message", "send", "agt_1", given)
+
+    assert (written.exit_code, written.stdout) == (0, f"mem_{1:026}\n")
+    assert (sent.exit_code, sent.stdout) == (0, f"msg_{1:026}\n")
+    (asked,), (told,) = known.asked("POST memory.write"), known.asked("POST message.send")
+    assert asked.message["params"] == {"tree_root_id": "agt_1", "namespace": "n", "key": "k", "value": value}
+    assert told.message["params"] == {"to_agent_id": "agt_1", "body": value}
+
+
+async def test_a_value_may_come_from_standard_input(known: Loopback) -> None:
+    known.on("POST memory.write", result(record(1)))
+
+    words = ["memory", "write", "agt_1", "n", "k", "-", "--subject", "s1", "--ttl", "60", "--json"]
+    done = await anyio.to_thread.run_sync(partial(CliRunner().invoke, app_groups(), words, input='{"a": 1}'))
+
+    assert json.loads(done.stdout) == record(1)
+    assert known.asked("POST memory.write")[0].message["params"] == {
+        "tree_root_id": "agt_1",
+        "namespace": "n",
+        "key": "k",
+        "value": {"a": 1},
+        "subject_id": "s1",
+        "ttl_seconds": 60,
+    }
+
+
+NAME_ONE = "espalier: Name either a record, or --tree and what of it is to go.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["memory", "write", "a", "n", "k", '{"a": 1'], "espalier: The value is no JSON: "),
+        (["message", "send", "a", "[1,]"], "espalier: The value is no JSON: "),
+        (["memory", "write", "a", "n", "k", "v", "--ttl", "0"], "espalier: ttl_seconds does not fit: "),
+        (["memory", "write", "a", "", "k", "v"], "espalier: namespace does not fit: "),
+        (["memory", "search", "a", "n", "q" * 5000], "espalier: query does not fit: "),
+        (["memory", "read", "a", "n" * 500], "espalier: namespace does not fit: "),
+        (["memory", "delete"], NAME_ONE),
+        (["memory", "delete", "mem_1", "--tree", "agt_1"], NAME_ONE),
+        (["memory", "delete", "mem_1", "--namespace", "n"], NAME_ONE),
+        (["memory", "delete", "--namespace", "n"], NAME_ONE),
+    ],
+)
+async def test_a_slip_in_a_word_about_memory_or_messages_sends_nothing(
+    known: Loopback, words: list[str], sentence: str
+) -> None:
+    for method in ("memory.write", "memory.read", "memory.search", "memory.delete", "message.send"):
+        known.on(f"POST {method}", error(-32602, "sent"))
+
+    done = await invoke(*words)
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(sentence)
+    assert done.stderr.count("\n") == 1
+    assert [asked.name for asked in known.requests if asked.name != "POST initialize"] == []
+
+
+async def test_records_are_shown_one_a_line_and_obeyed_by_no_terminal(known: Loopback) -> None:
+    records = [record(2, "tone", "be\nbrief\x1b[2J"), record(1, "[red]a\x07", {"b": [1]})]
+    found = [{**records[0], "score": 2.25}]
+    known.on("POST memory.read", whole_list(*records))
+    known.on("POST memory.search", whole_list(*found))
+
+    read = await invoke("memory", "read", "agt_1", "n")
+    one = await invoke("memory", "read", "agt_1", "n", "tone", "--json")
+    searched = await invoke("memory", "search", "agt_1", "n", "brief words", "--limit", "3")
+    for_machines = await invoke("memory", "search", "agt_1", "n", "brief", "--json")
+
+    assert (read.exit_code, read.stderr, searched.exit_code) == (0, "", 0)
+    head = f"{'record':30}  {'created, UTC':16}  {'key':24}  value\n"
+    rows = [
+        f"mem_{2:026}  2026-01-01 00:00  {'tone':24}  be brief [2J\n",
+        f'mem_{1:026}  2026-01-01 00:00  {"[red]a ":24}  {{"b":[1]}}\n',
+    ]
+    assert read.stdout == head + "".join(rows)
+    assert searched.stdout == "score  " + head + " 2.25  ".lstrip().ljust(7) + rows[0]
+    assert [json.loads(line) for line in one.stdout.splitlines()] == records
+    assert [json.loads(line) for line in for_machines.stdout.splitlines()] == found
+    assert [asked.message["params"] for asked in known.asked("POST memory.read")] == [
+        {"tree_root_id": "agt_1", "namespace": "n", "limit": 50},
+        {"tree_root_id": "agt_1", "namespace": "n", "key": "tone", "limit": 50},
+    ]
+    assert [asked.message["params"] for asked in known.asked("POST memory.search")] == [
+        {"tree_root_id": "agt_1", "namespace": "n", "query": "brief words", "k": 3},
+        {"tree_root_id": "agt_1", "namespace": "n", "query": "brief", "k": 10},
+    ]
+
+
+async def test_a_record_or_a_part_of_a_tree_is_deleted(known: Loopback) -> None:
+    known.on("POST memory.delete", result({"deleted": 1}), result({"deleted": 7}))
+
+    one = await invoke("memory", "delete", "mem_1")
+    many = await invoke("memory", "delete", "--tree", "a", "--namespace", "n", "--subject", "s", "--json")
+
+    assert (one.exit_code, one.stdout, many.stdout) == (0, "1 deleted\n", '{"deleted":7}\n')
+    assert [asked.message["params"] for asked in known.asked("POST memory.delete")] == [
+        {"id": "mem_1"},
+        {"tree_root_id": "a", "namespace": "n", "subject_id": "s"},
+    ]
+
+
+async def test_messages_are_shown_with_who_sent_them_and_when_they_were_read(known: Loopback) -> None:
+    told = message(2, "embedder", "go\x1b]0;owned\x07 on", "2026-01-02T00:00:00.000Z")
+    said = message(1, "agent", {"b": 1})
+    known.on("POST message.list", whole_list(told, said))
+    known.on("POST message.inbox", whole_list(said))
+
+    listed = await invoke("message", "list", "--agent", "agt_1", "--tree", "agt_2")
+    unread = await invoke("message", "inbox", "agt_1")
+    for_machines = await invoke("message", "inbox", "agt_1", "--json")
+
+    assert (listed.exit_code, unread.exit_code) == (0, 0)
+    assert listed.stdout.splitlines()[1:] == [
+        f"msg_{2:026}  {'embedder':30}  {'agt_1':30}  2026-01-01 00:00  2026-01-02 00:00  go ]0;owned  on",
+        f'msg_{1:026}  agt_{1:026}  {"agt_1":30}  2026-01-01 00:00  {"":16}  {{"b":1}}',
+    ]
+    assert unread.stdout.splitlines()[1:] == [f'msg_{1:026}  agt_{1:026}  2026-01-01 00:00  {{"b":1}}']
+    assert json.loads(for_machines.stdout) == said
+    asked = known.asked("POST message.list")[0].message["params"]
+    assert asked == {"agent_id": "agt_1", "tree_root_id": "agt_2", "limit": 50}
+
+
 # ---------------------------------------------------------------- where to, and with which key
+
+
+async def test_several_gateways_are_named_with_commas(runtime: Loopback, tmp_path: Path) -> None:
+    runtime.on("POST run.cancel", result(run("cancelled")))
+    async with open_loopback() as gone:
+        both = f" {gone.url} ,{runtime.url}/,"
+    (tmp_path / ".espalier").mkdir()
+    (tmp_path / ".espalier/profile.json").write_text(json.dumps({"base_url": both, "api_key": "k3"}))
+
+    codes = [
+        (await invoke("run", "--base-url", both, "--key", "k1", "cancel", RUN)).exit_code,
+        (await invoke("run", "cancel", RUN, ESPALIER_BASE_URL=both, ESPALIER_API_KEY="k2")).exit_code,
+        (await invoke("run", "cancel", RUN)).exit_code,
+        (await invoke("run", "--base-url", runtime.url, "cancel", RUN)).exit_code,
+    ]
+
+    assert codes == [0, 0, 0, 0]
+    keys = [asked.headers["authorization"] for asked in runtime.asked("POST run.cancel")]
+    assert keys == ["Bearer k1", "Bearer k2", "Bearer k3", "Bearer k3"]
+
+
+async def test_a_kept_key_is_sent_to_none_of_several_when_one_is_another_runtime(known: Loopback) -> None:
+    known.on("POST run.cancel", result(run("cancelled")))
+
+    done = await invoke("run", "--base-url", f"{known.url},http://127.0.0.1:9", "cancel", RUN)
+
+    assert (done.exit_code, known.requests) == (2, [])
+    assert done.stderr == (
+        "espalier: No key is known for http://127.0.0.1:9; pass --key or set ESPALIER_API_KEY.\n"
+    )
 
 
 @pytest.mark.parametrize(

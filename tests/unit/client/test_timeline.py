@@ -86,6 +86,32 @@ def test_a_run_reads_as_one_line_per_event() -> None:
     ]
 
 
+def test_memory_messages_and_tools_of_servers_have_words_of_their_own() -> None:
+    log: dict[str, Any] = {"cycle_number": 1, "tool_name": "mcp.git.git_log"}
+    lines = shown(
+        event("tool.called", **log, args={"repo_path": "/a b", "max_count": 9, "end_timestamp": None}),
+        event("tool.returned", **log, result_summary={"ok": True, "preview": "Commits:\nCommit: 1f\n\tAda"}),
+        event("tool.returned", **log, result_summary={"ok": False, "preview": "no such\npath"}),
+        event("tool.returned", **log, result_summary={"ok": False, "in_doubt": True, "preview": "unknown"}),
+        event("memory.written", memory_id="mem_1", namespace="notes", key="june", subject_id=None),
+        event("memory.written", memory_id="mem_2", namespace="notes", key="july", subject_id="ada"),
+        event("message.sent", to_agent_id="agt_2", message_id="msg_1"),
+        event("message.delivered", from_agent_id="agt_1", message_id="msg_2"),
+        event("tool.called", tool_name="keep", args={"value": "x" * 4000 + " [shortened]"}),
+    )
+    assert [line.removeprefix("     0.0s  cycle 1   ") for line in lines] == [
+        '→ mcp.git.git_log repo_path="/a b" max_count=9 end_timestamp=null',
+        "← mcp.git.git_log Commits: Commit: 1f Ada",
+        "← mcp.git.git_log failed: no such path",
+        "? mcp.git.git_log in doubt: unknown",
+        "✎ memory record notes/june",
+        '✎ memory record notes/july, about "ada"',
+        "✉ message msg_1 to agt_2",
+        "✉ message msg_2 from agt_1 read",
+        f'→ keep value="{"x" * 60}…" (4000 characters and more)',
+    ]
+
+
 def test_a_sleep_that_names_no_time_says_so() -> None:
     (line,) = shown(event("tool.called", cycle_number=1, tool_name="sleep", args={}))
     assert line.endswith("→ sleep without a time")
@@ -95,6 +121,21 @@ def test_what_a_run_says_is_neither_markup_nor_obeyed() -> None:
     """Colours of rich, an escape sequence that would clear the screen, line ends, and reversed text."""
     (line,) = shown(event("error", symbol="s", message="[red]\x1b[2J\r\n\u2028\u202e[/]\x9b31m"))
     assert line == "     0.0s            ! s: [red] [2J [/] 31m"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        event("tool.called", tool_name="t\x1b[2J", args={"\x1b[2J": "\x1b[2J\u202e"}),
+        event("tool.returned", tool_name="t\x1b[2J", result_summary={"ok": True, "preview": "\x9b2J\r\x07"}),
+        event("memory.written", namespace="\x1b[2J", key="\u202e\n", subject_id="\x1b[2J\u202e"),
+        event("message.delivered", from_agent_id="\x1b[2J", message_id="\u2028"),
+    ],
+    ids=lambda told: told.type,
+)
+def test_no_part_of_an_event_reaches_the_terminal_raw(told: Event) -> None:
+    (line,) = shown(told)
+    assert line.isprintable()
 
 
 @pytest.mark.parametrize("type_", [*EVENT_TYPES, "espalier.new.kind"])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from espalier_domain.decisions import CONTROL_TOOLS, Unreadable, read_decision
 from espalier_domain.history import HISTORY_CHARS_MAX, conversation, fold
 from espalier_domain.journal import (
+    CallsPlanned,
     CycleEnded,
     CycleStarted,
     Entry,
@@ -24,8 +25,9 @@ from espalier_domain.journal import (
 )
 from espalier_domain.progress import Progress, apply, decode_snapshot, encode_snapshot
 from espalier_domain.run import (
+    CallBroker,
     CallModel,
-    CallTools,
+    CallSelf,
     Reserve,
     Rest,
     RunFacts,
@@ -33,10 +35,10 @@ from espalier_domain.run import (
     Write,
     closing,
     next_step,
-    refusal,
     standing,
     tokens_left,
 )
+from espalier_domain.tool_results import CallState, returned
 from espalier_protocol.agent import Budgets, Ceilings, Constitution
 from espalier_protocol.run import EndState
 
@@ -44,6 +46,8 @@ STEPS_MAX = 2_000
 RUN = RunFacts(
     run_id="run_x",
     agent_id="agt_x",
+    root_agent_id="agt_x",
+    toolset=("helix.time", "mcp.git.*"),
     constitution=Constitution(immutable_directives="i", mutable_prompt="m", mutable_prompt_policy="auto"),
     goal="goal",
     inputs={},
@@ -59,6 +63,9 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("complete", {"result": 1}),
     ("artifact_create", {"name": "n", "content": "c"}),
     ("no_such_tool", {}),
+    ("espalier.time", {}),
+    ("mcp.git.git_log", {"max_count": 3}),
+    ("mcp.other.tool", {}),
 ]
 answers = st.one_of(
     st.tuples(st.just("answer"), st.sampled_from(["", "text"]), st.lists(st.sampled_from(CALLS), max_size=6)),
@@ -77,6 +84,7 @@ class Life:
         self.entries: list[Entry] = []
         self.progress = Progress()
         self.token, self.age_s = 1, 0.0
+        self.carried_out: list[str] = []
         self.write(RunCreated("agt_x"))
 
     def write(self, *entries: Entry) -> None:
@@ -101,8 +109,10 @@ class Life:
                 self.write(ModelCallStarted(cycle.number, attempt, min(100, tokens_left(cycle)), self.token))
             case CallModel() as step:
                 self.ask(step)
-            case CallTools(calls):
-                self.run_tools(calls)
+            case CallSelf(call):
+                self.run_tool(call)
+            case CallBroker() as step:
+                self.broker(step)
             case Write(entries):
                 self.write(*entries)
                 if isinstance(entries[-1], CycleEnded | Parked):
@@ -130,17 +140,30 @@ class Life:
             case "cancel":
                 self.write(*closing(self.progress, "cancelled", None, open_calls="cancelled"))
 
-    def run_tools(self, calls: tuple[ToolCall, ...]) -> None:
-        for call in calls:
-            cycle = self.progress.cycle
-            assert cycle is not None
-            if refused := refusal(RUN, cycle, call):
-                self.write(*refused)
-                continue
-            ok = call.name == "artifact_create" or (
-                call.name in CONTROL_TOOLS and not isinstance(read_decision(call.name, call.args), Unreadable)
-            )
-            self.write(ToolReturned(cycle.number, call.call_id, call.name, ok, "result"))
+    def run_tool(self, call: ToolCall) -> None:
+        cycle = self.progress.cycle
+        assert cycle is not None
+        ok = call.name == "artifact_create" or (
+            call.name in CONTROL_TOOLS and not isinstance(read_decision(call.name, call.args), Unreadable)
+        )
+        self.write(ToolReturned(cycle.number, call.call_id, call.name, ok, "result"))
+
+    def broker(self, step: CallBroker) -> None:
+        """Like a broker: a call that was carried out before is not carried out again, only told."""
+        cycle = self.progress.cycle
+        assert cycle is not None and step.seconds_max > 0
+        self.carried_out += [call.call_id for call in step.calls if call.call_id not in self.carried_out]
+        kind = self.chances.pop()[0] if self.chances else "answer"
+        match kind:
+            case "death":
+                self.token += 1
+                self.age_s += 4
+            case "cancel":
+                self.write(*closing(self.progress, "cancelled", None, open_calls="cancelled"))
+            case _:
+                told = step.calls[:1] if kind == "fault" else step.calls
+                state: CallState = "in_doubt" if kind == "slow" else "done"
+                self.write(*(returned(cycle.number, call, state, "result") for call in told))
 
 
 @settings(max_examples=300, deadline=None)
@@ -155,6 +178,20 @@ def test_a_run_always_ends_once_and_closes_what_it_opened(chances: list[Any]) ->
     assert types[0] == "run.started" and types[-1] == "run.ended" and types.count("run.ended") == 1
     assert types.count("cycle.started") == types.count("cycle.ended") <= RUN.ceilings.max_cycles
     assert types.count("tool.called") == types.count("tool.returned")
+    _assert_only_what_was_allowed_was_carried_out(life)
+
+
+def _assert_only_what_was_allowed_was_carried_out(life: Life) -> None:
+    planned = [entry for entry in life.entries if isinstance(entry, CallsPlanned)]
+    named = {
+        call.call_id: call.name for e in life.entries if isinstance(e, ModelAnswered) for call in e.calls
+    }
+    ids = [call_id for entry in planned for call_id in entry.call_ids]
+    assert life.carried_out == list(dict.fromkeys(life.carried_out)) and set(life.carried_out) <= set(ids)
+    assert len(ids) == len(set(ids))
+    assert {named[call_id] for call_id in ids} <= {"espalier.time", "mcp.git.git_log"}
+    for number in range(1, RUN.ceilings.max_cycles + 1):
+        assert sum(len(e.call_ids) for e in planned if e.cycle == number) <= RUN.budgets.tool_calls_per_cycle
 
 
 @settings(max_examples=200, deadline=None)

@@ -12,6 +12,7 @@ from espalier_domain.errors import (
     InvalidInput,
     LifecycleConflict,
     NotFound,
+    TreeBoundary,
     Unavailable,
 )
 from espalier_gateway.errors import TABLE, Fault, WireError, fault, fault_of, params_refused, status_of
@@ -39,6 +40,7 @@ def test_each_error_of_the_domain_is_told_with_its_facts() -> None:
             NotFound("run", "run_x"),
             InvalidInput("cursor", "should be one that was answered"),
             LifecycleConflict("The run has ended."),
+            TreeBoundary("Not here.", "agt_x"),
             Unavailable(700),
             Conflicted(700),
         )
@@ -51,6 +53,7 @@ def test_each_error_of_the_domain_is_told_with_its_facts() -> None:
             {"symbol": "invalid_params", "field": "cursor", "reason": "should be one that was answered"},
         ),
         (ErrorCode.lifecycle_conflict, {"symbol": "lifecycle_conflict", "reason": "The run has ended."}),
+        (ErrorCode.tree_boundary_violation, {"symbol": "tree_boundary_violation", "id": "agt_x"}),
         (ErrorCode.internal_error, away),
         (ErrorCode.internal_error, away),
     ]

@@ -10,7 +10,7 @@ from espalier_domain.progress import Progress, apply
 from espalier_domain.run import CallModel, RunFacts
 from espalier_protocol.agent import Budgets, Ceilings, Constitution
 from espalier_run_worker.model_calls import CALLS_PER_ANSWER_MAX, ask
-from espalier_run_worker.models.model import ModelAnswer, ModelFault, ModelRequest, WantedCall
+from espalier_run_worker.models.model import ModelAnswer, ModelFault, ModelRequest, Offer, WantedCall
 
 pytestmark = pytest.mark.anyio
 
@@ -19,6 +19,8 @@ BUDGETS = Budgets(tokens_per_cycle=500, tool_calls_per_cycle=3, seconds_per_cycl
 RUN = RunFacts(
     run_id="run_x",
     agent_id="agt_x",
+    root_agent_id="agt_x",
+    toolset=(),
     constitution=Constitution(immutable_directives="", mutable_prompt="", mutable_prompt_policy="auto"),
     goal="goal",
     inputs={},
@@ -46,7 +48,7 @@ class Model:
 
 
 async def outcome(answer: ModelAnswer | ModelFault | None, seconds_max: float = 5.0) -> Any:
-    (entry,) = await ask(Model(answer), (), RUN, PROGRESS, CallModel(1, TOKENS_MAX, seconds_max))
+    (entry,) = await ask(Model(answer), Offer(()), RUN, PROGRESS, CallModel(1, TOKENS_MAX, seconds_max))
     return entry
 
 

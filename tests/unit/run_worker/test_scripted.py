@@ -15,8 +15,9 @@ from espalier_domain.decisions import ContinueNow
 from espalier_domain.journal import CycleEnded, CycleStarted, ModelAnswered, ToolCall, ToolReturned
 from espalier_domain.progress import Progress, apply
 from espalier_domain.run import RunFacts
+from espalier_domain.tool_results import SHOWN_BYTES_MAX
 from espalier_protocol.agent import Budgets, Ceilings, Constitution
-from espalier_protocol.strict_json import INTEGER_MAX, JsonValue
+from espalier_protocol.strict_json import INTEGER_MAX, JsonValue, dumps
 from espalier_run_worker.models.model import ModelAnswer, ModelFault, ModelRequest, WantedCall
 from espalier_run_worker.models.plain_yaml import YamlRefused, read_yaml
 from espalier_run_worker.models.plan import (
@@ -30,7 +31,13 @@ from espalier_run_worker.models.plan import (
     load_plan,
     read_wire_plan,
 )
-from espalier_run_worker.models.scripted import REASON_CHARS_MAX, SUBSTITUTED_BYTES_MAX, ScriptedModel
+from espalier_run_worker.models.scripted import (
+    CUT,
+    EXCERPT_BYTES_MAX,
+    REASON_CHARS_MAX,
+    SUBSTITUTED_BYTES_MAX,
+    ScriptedModel,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -46,6 +53,8 @@ def facts(
     return RunFacts(
         run_id="run_1",
         agent_id="agt_1",
+        root_agent_id="agt_1",
+        toolset=(),
         constitution=Constitution(
             immutable_directives="Be kind.", mutable_prompt="", mutable_prompt_policy="auto"
         ),
@@ -210,6 +219,8 @@ PROGRESS = lived([("first", ['{"id": "art_1"}', "plain words"]), ("", ["42"])], 
         ("${/results/0/id}", "art_1"),
         ("${/results/3/1}", 2),
         ("${/texts}", ["first", "", "third"]),
+        ("${/cycle}", {"results": [[1, 2]], "excerpts": ["[1, 2]"]}),
+        ("${/cycle/results/0/1}", 2),
         ("n is ${/inputs/n} for ${/inputs/who}: ${/inputs/list}", 'n is 3 for Bo: [{"é":true},null]'),
         ("$${/goal} ${/inputs/who}", "${/goal} Bo"),
         ("$${", "${"),
@@ -225,6 +236,25 @@ async def test_a_pointer_becomes_what_the_run_knows(template: str, value: JsonVa
 async def test_in_the_text_every_value_becomes_text() -> None:
     answer = await say({"text": "${/inputs/list}"}, asked(RUN, PROGRESS))
     assert answer.text == '[{"é":true},null]'
+
+
+async def test_a_cycle_begins_without_results_and_counts_those_of_all_its_turns() -> None:
+    template: JsonValue = {"calls": [{"tool": "look", "args": {"x": "${/cycle/results}"}}]}
+    began = await say(template, asked(progress=lived([("first", ["1"])], [])))
+    later = await say(template, asked(progress=lived([("first", ["1"])], [("", ["2"]), ("", ["3"])])))
+    assert [answer.calls[0].args["x"] for answer in (began, later)] == [[], [2, 3]]
+
+
+@pytest.mark.parametrize("character", ["x", "\n", "é", "\x1b", "🌱"])
+async def test_an_excerpt_is_cut_where_three_of_them_still_fit_into_one_call(character: str) -> None:
+    content = character * SHOWN_BYTES_MAX
+    pointer = "${/cycle/excerpts/0}"
+    template: JsonValue = {"calls": [{"tool": "look", "args": {"one": pointer, "three": pointer * 3}}]}
+    answer = await say(template, asked(progress=lived([("", [content])])))
+    one = answer.calls[0].args["one"]
+    assert answer.calls[0].args["three"] == one * 3
+    assert one.endswith(CUT) and content.startswith(one.removesuffix(CUT))
+    assert EXCERPT_BYTES_MAX - len(json.dumps(character)) < len(dumps(one)) <= EXCERPT_BYTES_MAX
 
 
 async def test_keys_of_arguments_are_left_alone() -> None:

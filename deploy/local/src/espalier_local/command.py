@@ -75,12 +75,22 @@ def up(
             envvar="ESPALIER_SCRIPT", exists=True, dir_okay=False, help="Plan of the scripted model."
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(envvar="ESPALIER_MODEL", help="A real model, at OPENAI_BASE_URL with OPENAI_API_KEY."),
+    ] = None,
+    mcp_servers: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="ESPALIER_MCP_SERVERS", exists=True, dir_okay=False, help="JSON list of MCP servers."
+        ),
+    ] = None,
     scripted_plans: Annotated[
         Switch,
         typer.Option(envvar="ESPALIER_MODELS_SCRIPTED", help="Whether agents may bring plans of their own."),
     ] = Switch.off,
 ) -> None:
-    """Start everything on this machine: Postgres, Redis, gateway and workers. Ctrl-C stops it."""
+    """Start everything on this machine: Postgres, Redis, gateway, tool broker, workers. Ctrl-C stops it."""
 
     from espalier_local.up import run_up
 
@@ -92,6 +102,8 @@ def up(
         postgres_url=postgres_url,
         redis_url=redis_url,
         script=script,
+        model=model,
+        mcp_servers=mcp_servers,
         scripted_plans=scripted_plans is Switch.on,
     )
     anyio.run(run_up, options)
@@ -180,11 +192,18 @@ def demo(
             help="Data folder that the notes go to by default. [./.espalier]",
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            envvar="ESPALIER_MODEL",
+            help="A real model for the agent, at OPENAI_BASE_URL with OPENAI_API_KEY. [a script]",
+        ),
+    ] = None,
 ) -> None:
     """Start a runtime, let an agent write release notes of a repository, print where they are, stop."""
     from espalier_local.demo import demo as run_demo
 
-    run_demo(repo, output, data_dir)
+    run_demo(repo, output, data_dir, model)
 
 
 def main() -> None:

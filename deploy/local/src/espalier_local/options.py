@@ -11,7 +11,7 @@ WORKERS_MAX = 64
 class RuntimeOptions:
     """What a person can choose. `port=0` takes a free one; a URL means that this server runs already.
 
-    `env` is added to the environment of gateway and workers.
+    `env` is added to the environment of all services.
     """
 
     host: str = "127.0.0.1"
@@ -21,6 +21,8 @@ class RuntimeOptions:
     postgres_url: str | None = None
     redis_url: str | None = None
     script: Path | None = None
+    mcp_servers: Path | None = None
+    model: str | None = None
     scripted_plans: bool = False
     postgres_options: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What can be wrong with a start before anything is started: the plan and the settings.
+"""What can be wrong with a start before anything is started: plan, list of MCP servers, settings.
 
 The processes check both again for themselves; found here they are one sentence at once and not a child that
 ends again and again. Above it stand `runtime.py` and `first_key.py`.
@@ -13,6 +13,8 @@ from pydantic_settings import BaseSettings
 
 from espalier_gateway.settings import GatewaySettings
 from espalier_local.errors import LocalError
+from espalier_mcp_broker.servers import ServersInvalid, load_servers
+from espalier_mcp_broker.settings import BrokerSettings
 from espalier_run_worker.models.plan import PlanInvalid, load_plan
 from espalier_run_worker.settings import WorkerSettings
 
@@ -29,9 +31,17 @@ def require_plan(script: Path) -> None:
         raise LocalError(f"The plan cannot be used: {str(invalid).rstrip('.')}.") from invalid
 
 
+def require_servers(listed: Path) -> None:
+    """Raises LocalError with the place in the file if it is no list of MCP servers. Blocks while it reads."""
+    try:
+        load_servers(listed)
+    except ServersInvalid as invalid:
+        raise LocalError(f"The list of MCP servers cannot be used: {str(invalid).rstrip('.')}.") from invalid
+
+
 def require_settings(environment: Mapping[str, str]) -> None:
-    """Raises LocalError if a gateway or a worker could not start with this environment."""
-    for kind in (GatewaySettings, WorkerSettings):
+    """Raises LocalError if a gateway, a broker or a worker could not start with this environment."""
+    for kind in (GatewaySettings, BrokerSettings, WorkerSettings):
         given = {name: environment.get(PREFIX + name.upper()) for name in kind.model_fields}
         read_settings(kind, **{name: text for name, text in given.items() if text is not None})
 

@@ -9,7 +9,9 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from secrets import token_urlsafe
 
 import anyio.to_thread
 import httpx2
@@ -19,13 +21,14 @@ from espalier_local.console import OnLine, quiet
 from espalier_local.first_key import ensure_profile
 from espalier_local.folder import PROFILE, locate_folder
 from espalier_local.options import RuntimeOptions
-from espalier_local.ports import require_port
-from espalier_local.preflight import require_plan, require_settings
+from espalier_local.ports import free_port, require_port
+from espalier_local.preflight import require_plan, require_servers, require_settings
 from espalier_local.schema import bring_up_to_date
 from espalier_local.servers import LocalServers, local_servers
 
 READY_TIMEOUT_S = 60.0
 PROBE_TIMEOUT_S = 2.0
+INTERNAL_KEY_BYTES = 32
 SERVICE_GRACE_S = 2.5  # with Redis' and Postgres' own: within the 5 s that stopping may take
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach a gateway that listens on all
 
@@ -39,6 +42,7 @@ class LocalRuntime:
     profile: Path
     servers: LocalServers
     gateway: Child
+    broker: Child
     workers: tuple[Child, ...]
 
 
@@ -52,6 +56,8 @@ async def local_runtime(options: RuntimeOptions, *, on_line: OnLine = quiet) -> 
     env = _environment(options, port, colour=getattr(on_line, "colour", False))
     if options.script is not None:
         await anyio.to_thread.run_sync(require_plan, options.script)
+    if options.mcp_servers is not None:
+        await anyio.to_thread.run_sync(require_servers, options.mcp_servers)
     require_settings(env)
     base_url = _base_url(options.host, port)
     async with _servers(options, on_line) as servers:
@@ -59,14 +65,15 @@ async def local_runtime(options: RuntimeOptions, *, on_line: OnLine = quiet) -> 
         api_key = await ensure_profile(servers, base_url)
         plans = _services(options, {**env, **_server_urls(servers), **options.env})
         async with (
-            running(plans, on_line, restart=options.restart) as (gateway, *workers),
-            httpx2.AsyncClient(base_url=base_url, trust_env=False) as client,
+            running(plans, on_line, restart=options.restart) as (gateway, broker, *workers),
+            httpx2.AsyncClient(trust_env=False) as client,
         ):
-            await gateway.become_ready(lambda: _answers_ready(client), within_s=READY_TIMEOUT_S)
+            for service, url in ((gateway, base_url), (broker, env["ESPALIER_BROKER_URL"])):
+                await service.become_ready(partial(_answers_ready, client, url), within_s=READY_TIMEOUT_S)
             for worker in workers:
                 worker.mark_ready()  # nobody can ask a worker; alive when the gateway answers is what counts
             profile = servers.folder.path / PROFILE
-            yield LocalRuntime(base_url, api_key, profile, servers, gateway, tuple(workers))
+            yield LocalRuntime(base_url, api_key, profile, servers, gateway, broker, tuple(workers))
 
 
 def _servers(options: RuntimeOptions, on_line: OnLine) -> AbstractAsyncContextManager[LocalServers]:
@@ -84,9 +91,9 @@ def _base_url(host: str, port: int) -> str:
     return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"
 
 
-async def _answers_ready(client: httpx2.AsyncClient) -> bool:
+async def _answers_ready(client: httpx2.AsyncClient, url: str) -> bool:
     try:
-        return (await client.get("/readyz", timeout=PROBE_TIMEOUT_S)).is_success
+        return (await client.get(f"{url}/readyz", timeout=PROBE_TIMEOUT_S)).is_success
     except httpx2.TransportError:
         return False
 
@@ -106,19 +113,26 @@ def _services(options: RuntimeOptions, env: Mapping[str, str]) -> list[ChildPlan
         )
         for name, module in [
             ("gateway", "espalier_gateway"),
+            ("broker", "espalier_mcp_broker"),
             *((name, "espalier_run_worker") for name in names),
         ]
     ]
 
 
 def _environment(options: RuntimeOptions, port: int, *, colour: bool) -> dict[str, str]:
+    broker_port = free_port()
     ours = {
+        "ESPALIER_BROKER_PORT": str(broker_port),
+        "ESPALIER_BROKER_URL": f"http://127.0.0.1:{broker_port}",
+        "ESPALIER_INTERNAL_KEY": token_urlsafe(INTERNAL_KEY_BYTES),
         "ESPALIER_HOST": options.host,
         "ESPALIER_PORT": str(port),
         "ESPALIER_MODELS_SCRIPTED": "on" if options.scripted_plans else "off",
         "PYTHONUNBUFFERED": "1",
         "ESPALIER_LOG_COLOUR": "on" if colour else "off",
         **({"ESPALIER_SCRIPT": str(options.script.absolute())} if options.script else {}),
+        **({"ESPALIER_MCP_SERVERS": str(options.mcp_servers.absolute())} if options.mcp_servers else {}),
+        **({"ESPALIER_MODEL": options.model} if options.model else {}),
     }
     return {
         **os.environ,

@@ -12,9 +12,14 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
 from espalier_gateway.settings import GatewaySettings
+from espalier_mcp_broker.settings import BrokerSettings
 from espalier_run_worker.settings import WorkerSettings
 
-PROCESSES: Final[dict[str, type[BaseSettings]]] = {"gateway": GatewaySettings, "worker": WorkerSettings}
+PROCESSES: Final[dict[str, type[BaseSettings]]] = {
+    "gateway": GatewaySettings,
+    "worker": WorkerSettings,
+    "broker": BrokerSettings,
+}
 COMMAND: Final = (
     (
         "ESPALIER_DATA_DIR",
@@ -42,11 +47,16 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
     fields = {name: field for who in PROCESSES.values() for name, field in who.model_fields.items()}
     for name, field in sorted(fields.items()):
         readers = ", ".join(who for who, settings in PROCESSES.items() if name in settings.model_fields)
-        yield f"ESPALIER_{name.upper()}", _default(field), readers, _meaning(name, field)
+        yield _variable(name, field), _default(field), readers, _meaning(name, field)
+
+
+def _variable(name: str, field: FieldInfo) -> str:
+    """Its alias where it has one: a few variables are everybody's, such as `OPENAI_API_KEY`."""
+    return field.validation_alias if isinstance(field.validation_alias, str) else f"ESPALIER_{name.upper()}"
 
 
 def _default(field: FieldInfo) -> str:
-    return "none" if field.default is None else f"`{field.default}`"
+    return "none" if field.default is None or str(field.default) == "" else f"`{field.default}`"
 
 
 def _meaning(name: str, field: FieldInfo) -> str:

@@ -5,11 +5,22 @@ from uuid import UUID
 
 from espalier_domain.errors import LeaseLost
 from espalier_domain.history import fold
-from espalier_domain.journal import CycleEnded, Entry, decode, encode, events_of
+from espalier_domain.journal import (
+    CallsPlanned,
+    CycleEnded,
+    Entry,
+    ToolCall,
+    ToolReturned,
+    decode,
+    encode,
+    events_of,
+)
 from espalier_domain.progress import SNAPSHOT_VERSION, Progress, apply, decode_snapshot, encode_snapshot
 from espalier_domain.run import RunFacts, standing
+from espalier_domain.tools import is_brokered
 from espalier_protocol.events import NumberedEvent
 from espalier_protocol.ids import to_wire
+from espalier_protocol.strict_json import dumps
 from espalier_store.log import Lines, Moved, move_run
 from espalier_store.pool import Connection
 from espalier_store.runs import LoadedRun, LockedRun, load_run
@@ -20,6 +31,7 @@ class Written:
     """What a step left behind: the progress after it, and the events to publish once it is committed.
 
     `released` says that the lease was given up, `due` that the run could go on at once all the same.
+    `wake_id` is the wake, to be carried out after the commit, with which an ended run hands messages on.
     """
 
     run_id: UUID
@@ -28,6 +40,7 @@ class Written:
     due: bool
     outbox_id: int | None
     events: tuple[NumberedEvent, ...]
+    wake_id: int | None = None
 
 
 async def write_entries(
@@ -69,7 +82,7 @@ async def append_entries(
     `after` is the progress that has taken the entries in. None when the row refused, with `unless_stopped`
     also because a cancel was asked for or the run's time is over.
     """
-    row, lines = standing(after, entries), lines_of(run.run_id, entries)
+    row, lines = standing(after, entries), lines_of(run.run_id, entries, after)
     released = release or row.state != "running"
     snapshot = None
     if not row.ended and any(isinstance(entry, CycleEnded) for entry in entries):
@@ -89,12 +102,24 @@ async def append_entries(
     if moved is None:
         return None
     due = row.state == "running"
-    return Written(run.run_id, after, released, due, moved.outbox_id, numbered(moved, lines))
+    events = numbered(moved, lines)
+    return Written(run.run_id, after, released, due, moved.outbox_id, events, moved.wake_id)
 
 
-def lines_of(run_id: UUID, entries: tuple[Entry, ...]) -> Lines:
+def lines_of(run_id: UUID, entries: tuple[Entry, ...], after: Progress) -> Lines:
     payloads = [payload for entry in entries for payload in events_of(to_wire("run", run_id), entry)]
-    return Lines([encode(entry) for entry in entries], [(each.type, each.text()) for each in payloads])
+    returned = [each.call_id for each in entries if isinstance(each, ToolReturned) and is_brokered(each.tool)]
+    return Lines(
+        [encode(entry) for entry in entries],
+        [(each.type, each.text()) for each in payloads],
+        [(call.call_id, call.name, dumps(call.args).decode()) for call in _planned(entries, after)],
+        returned,
+    )
+
+
+def _planned(entries: tuple[Entry, ...], after: Progress) -> list[ToolCall]:
+    planned = {call_id for each in entries if isinstance(each, CallsPlanned) for call_id in each.call_ids}
+    return [call for call in after.under_way() if call.call_id in planned]
 
 
 def numbered(moved: Moved, lines: Lines) -> tuple[NumberedEvent, ...]:

@@ -1,9 +1,11 @@
 """Acts on runs: starting, waking and cancelling them."""
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 from uuid import UUID
 
+from espalier_acts.calls import known_outcomes
 from espalier_acts.log import Written, lines_of, load, numbered, write_entries
 from espalier_domain.errors import LifecycleConflict, NotFound
 from espalier_domain.journal import Entry, RunCreated
@@ -43,7 +45,7 @@ async def create_run(connection: Connection, owner_id: UUID, order: RunOrder) ->
     subjects = sorted({*agent.subject_ids, *order.subject_ids})
     new = NewRun(new_id(), order.agent_id, order.goal, order.inputs, subjects, agent.ceilings)
     first = RunCreated(to_wire("agt", order.agent_id))
-    lines = lines_of(new.run_id, (first,))
+    lines = lines_of(new.run_id, (first,), Progress())
     begun = await begin_run(connection, owner_id, new, lines, live_max=agent.max_live_runs)
     if begun is None:
         raise LifecycleConflict(f"The agent has {agent.max_live_runs} live runs, which is its limit.")
@@ -69,8 +71,10 @@ async def cancel_run(
     if run.leased and not force:
         return None
     _, progress = await load(connection, owner_id, run_id)
+    known = await known_outcomes(connection, owner_id, run_id, progress, stopping=True)
+    closed = cancelled(reduce(apply, known, progress))
     return await write_entries(
-        connection, run, progress, cancelled(progress), release=True, lease_ttl_s=NO_LEASE_S
+        connection, run, progress, (*known, *closed), release=True, lease_ttl_s=NO_LEASE_S
     )
 
 

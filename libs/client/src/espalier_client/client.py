@@ -1,13 +1,14 @@
 """`AepClient`: one runtime, one key, typed calls.
 
 The session is the client's own business: it begins with the first call and begins again by itself when the
-runtime has forgotten it. What is safe to send twice is sent again after passing trouble; a create is not,
-because nobody could tell one run from two. Below it stand `transport` and `replies`, beside it `follow`.
+runtime has forgotten it. What is safe to send twice is sent again after passing trouble, to the next gateway
+if there are several; a create is not, because nobody could tell one run from two. Below it stand `gateways`,
+`transport` and `replies`, beside it `follow`, `download` and `lists`.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Self, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote
 
 import anyio
@@ -17,9 +18,9 @@ from pydantic import BaseModel, ValidationError
 from espalier_client import download, follow
 from espalier_client.backoff import Pauses
 from espalier_client.errors import AepError, Cause, ClientError, TransportError, is_passing, is_unheard
+from espalier_client.gateways import Gateways
 from espalier_client.replies import read_reply, request_body
-from espalier_client.transport import Transport
-from espalier_protocol import agent, run
+from espalier_protocol import agent, memory, message, run
 from espalier_protocol.access import CAPABILITIES
 from espalier_protocol.artifact import Artifact, ArtifactDeleted, ArtifactList, ArtifactPage, ArtifactRef
 from espalier_protocol.errors import ErrorCode
@@ -28,11 +29,19 @@ from espalier_protocol.session import InitializeParams, InitializeResult
 from espalier_protocol.shapes import Params
 from espalier_protocol.versions import SERVED_VERSIONS
 
-CALL_ATTEMPTS_MAX = 5
+ROUNDS_MAX: Final = 5
+"""How often each gateway is asked for one answer."""
+
 CLIENT_INFO = {"name": "espalier-client", "version": "0.1.0"}
-# Reading twice is reading, and what was cancelled stays cancelled.
-REPEATABLE = frozenset({"initialize", "rpc.discover", "run.cancel", "agent.cancel", "agent.archive"})
-REPEATABLE_ENDINGS = (".get", ".list", ".read", ".search")
+REPEATABLE = frozenset(
+    {"initialize", "rpc.discover", "run.cancel", "agent.cancel", "agent.archive", "memory.write"}
+)
+"""What was cancelled stays cancelled, and a record that is written twice is one record. Not `message.send`,
+which would be heard twice, and no delete, whose second answer would say that there was nothing.
+"""
+
+REPEATABLE_ENDINGS = (".get", ".list", ".read", ".search", ".inbox")
+"""Reading twice is reading. An embedder's look into an inbox marks nothing as read."""
 
 Result = TypeVar("Result", bound=BaseModel)
 
@@ -40,26 +49,40 @@ Result = TypeVar("Result", bound=BaseModel)
 class AepClient:
     """Use it as an async context manager. Calls and streams may run concurrently.
 
-    Every call raises `AepError` or `TransportError`; both are `ClientError`s with one sentence.
+    `base_url` is where the runtime is, such as `http://127.0.0.1:8787`. Several gateways of one runtime are
+    given as a sequence: the one that answered last is asked, and if it cannot be reached, is silent or
+    answers `unavailable`, the next one is. Streams and downloads go on there by themselves; a call is sent
+    once more only if that can do no harm, and a create only if it surely was not heard.
+
+    Every call raises `AepError` or `TransportError`; both are `ClientError`s with one sentence. An answer may
+    take 30 s, and a call has up to five attempts at each gateway; `anyio.fail_after` bounds it more tightly.
     `capabilities` are what the session asks for; what it got is in `initialize()`'s result.
     """
 
-    def __init__(self, base_url: str, api_key: str, *, capabilities: Collection[str] = CAPABILITIES) -> None:
-        self._transport = Transport(base_url, api_key, SERVED_VERSIONS[0])
+    def __init__(
+        self, base_url: str | Sequence[str], api_key: str, *, capabilities: Collection[str] = CAPABILITIES
+    ) -> None:
+        self._gateways = Gateways(base_url, api_key, SERVED_VERSIONS[0])
         self._capabilities = dict.fromkeys(capabilities, True)
         self._session: InitializeResult | None = None
         self._beginning = anyio.Lock()
         self._requests = 0
 
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        """The gateways, each once."""
+        return self._gateways.base_urls
+
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
-        await self._transport.aclose()
+        await self._gateways.aclose()
 
     # ---------------------------------------------------------------- typed calls
 
     async def agent_create(self, params: agent.AgentCreate) -> agent.Agent:
+        """Make an agent. If the answer is lost, the agent may be there: look before making it again."""
         return await self.call("agent.create", params, agent.Agent)
 
     async def agent_get(self, agent_id: str) -> agent.Agent:
@@ -77,9 +100,11 @@ class AepClient:
         return await self.call("agent.archive", agent.AgentRef(agent_id=agent_id), agent.AgentDone)
 
     async def agent_cancel(self, agent_id: str) -> agent.AgentDone:
+        """End its live runs and take no new one, for good."""
         return await self.call("agent.cancel", agent.AgentRef(agent_id=agent_id), agent.AgentDone)
 
     async def run_create(self, params: run.RunCreate) -> run.Run:
+        """Start a run. If the answer is lost, it may have started: look before starting it again."""
         return await self.call("run.create", params, run.Run)
 
     async def run_get(self, run_id: str) -> run.Run:
@@ -89,11 +114,22 @@ class AepClient:
         return await self.call("run.list", params, run.RunPage)
 
     async def run_cancel(self, run_id: str) -> run.Run:
+        """Ask it to end. A busy run may end a little later; `cancel_requested_at` says so."""
         return await self.call("run.cancel", run.RunRef(run_id=run_id), run.Run)
 
     async def run_continue(self, run_id: str) -> run.Run:
         """Wake a sleeping run now; any other is a `lifecycle_conflict`."""
         return await self.call("run.continue", run.RunRef(run_id=run_id), run.Run)
+
+    async def run_result(self, run_id: str) -> run.Run:
+        """The run once it has ended, however long that takes: `state` says how, `result` what came of it."""
+        found = await self.run_get(run_id)
+        if found.ended_at is not None:
+            return found
+        async with aclosing(self.follow(run_id)) as events:
+            async for _ in events:
+                pass
+        return await self.run_get(run_id)
 
     async def artifact_get(self, artifact_id: str) -> Artifact:
         return await self.call("artifact.get", ArtifactRef(artifact_id=artifact_id), Artifact)
@@ -104,12 +140,44 @@ class AepClient:
     async def artifact_delete(self, artifact_id: str) -> ArtifactDeleted:
         return await self.call("artifact.delete", ArtifactRef(artifact_id=artifact_id), ArtifactDeleted)
 
+    async def memory_write(self, params: memory.MemoryWrite) -> memory.MemoryRecord:
+        """Keep a value under (tree, namespace, key). What was there is replaced and keeps its id."""
+        return await self.call("memory.write", params, memory.MemoryRecord)
+
+    async def memory_read(self, params: memory.MemoryRead) -> memory.MemoryPage:
+        """A namespace's records, newest first; with a key that one, or none."""
+        return await self.call("memory.read", params, memory.MemoryPage)
+
+    async def memory_search(self, params: memory.MemorySearch) -> memory.MemoryFound:
+        """The records of a namespace that fit the words best, at most `k`, best first."""
+        return await self.call("memory.search", params, memory.MemoryFound)
+
+    async def memory_delete(self, params: memory.MemoryDelete) -> memory.MemoryDeleted:
+        """Delete one record by its id, or those of a tree. Deleting what is not there deletes 0."""
+        return await self.call("memory.delete", params, memory.MemoryDeleted)
+
+    async def message_send(self, params: message.MessageSend) -> message.Message:
+        """Tell an agent something; one that sleeps wakes. If the answer is lost, it may have been heard."""
+        return await self.call("message.send", params, message.Message)
+
+    async def message_inbox(self, agent_id: str) -> message.Inbox:
+        """What an agent has not read yet, oldest first. Looking does not mark it as read."""
+        return await self.call("message.inbox", message.MessageInbox(agent_id=agent_id), message.Inbox)
+
+    async def message_list(self, params: message.MessageList | None = None) -> message.MessagePage:
+        """Messages, newest first, read or not."""
+        return await self.call("message.list", params or message.MessageList(), message.MessagePage)
+
     def artifact_bytes(self, artifact_id: str) -> AsyncGenerator[bytes, None]:
         """The bytes in pieces; raises in the end if they are not all of them, or not the right ones."""
         return download.artifact_bytes(self, artifact_id)
 
     def follow(self, run_id: str, since: str | None = None) -> AsyncGenerator[Event, None]:
-        """The run's events after `since`, each once and in order, until `run.ended`. See `follow.py`."""
+        """The run's events after the one with the id `since`, each once and in order, until `run.ended`.
+
+        Reconnects and resumes by itself. Close it (`contextlib.aclosing`) when leaving early. Raises AepError
+        when the runtime refuses, and TransportError after two minutes without a sign of life.
+        """
         return follow.follow(self, run_id, since)
 
     # ---------------------------------------------------------------- any call
@@ -117,7 +185,9 @@ class AepClient:
     async def call(self, method: str, params: Params, result_type: type[Result]) -> Result:
         """One method of the protocol. Begins the session if there is none."""
         session = await self.initialize()
-        result = await _persistently(method, lambda: self._in_session(method, params, session.session_id))
+        result = await self._persistently(
+            method, lambda: self._in_session(method, params, session.session_id)
+        )
         return _shaped(method, result, result_type)
 
     async def initialize(self, *, instead_of: str | None = None) -> InitializeResult:
@@ -135,14 +205,15 @@ class AepClient:
         place = path.format(*(quote(name, safe="") for name in names))
         session = await self.initialize()
         async with AsyncExitStack() as stack:
+            gateway = stack.enter_context(self._gateways.asking())
             try:
-                opening = self._transport.get(place, session.session_id, accept=accept, query=query or {})
+                opening = gateway.get(place, session.session_id, accept=accept, query=query or {})
                 response = await stack.enter_async_context(opening)
             except AepError as error:
                 if error.code != ErrorCode.session_expired:
                     raise
                 session = await self.initialize(instead_of=session.session_id)
-                opening = self._transport.get(place, session.session_id, accept=accept, query=query or {})
+                opening = gateway.get(place, session.session_id, accept=accept, query=query or {})
                 response = await stack.enter_async_context(opening)
             yield response
 
@@ -154,7 +225,7 @@ class AepClient:
             requested_versions=list(SERVED_VERSIONS),
             requested_capabilities=self._capabilities,
         )
-        result = await _persistently("initialize", lambda: self._post("initialize", params, None))
+        result = await self._persistently("initialize", lambda: self._post("initialize", params, None))
         return _shaped("initialize", result, InitializeResult)
 
     async def _in_session(self, method: str, params: Params, session_id: str) -> Any:
@@ -166,25 +237,28 @@ class AepClient:
         session = await self.initialize(instead_of=session_id)
         return await self._post(method, params, session.session_id)
 
+    async def _persistently(self, method: str, send: Callable[[], Awaitable[Any]]) -> Any:
+        """Send, and after passing trouble send again if that can do no harm."""
+        pauses = Pauses(len(self.base_urls))
+        for attempts_left in reversed(range(ROUNDS_MAX * len(self.base_urls))):
+            try:
+                return await send()
+            except ClientError as error:
+                if not (is_unheard(error) or (is_passing(error) and _repeatable(method))):
+                    raise
+                if not attempts_left:
+                    raise self._gateways.after_all(error) from error
+                pause_s = pauses.after(error)
+            await anyio.sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
+
     async def _post(self, method: str, params: Params, session_id: str | None) -> Any:
+        """To one gateway, once."""
         self._requests += 1
         request_id = self._requests
-        status, body = await self._transport.post(request_body(request_id, method, params), session_id)
-        return read_reply(status, body, request_id)
-
-
-async def _persistently(method: str, send: Callable[[], Awaitable[Any]]) -> Any:
-    """Send, and after passing trouble send again if that can do no harm."""
-    pauses = Pauses()
-    for _ in range(CALL_ATTEMPTS_MAX - 1):
-        try:
-            return await send()
-        except ClientError as error:
-            if not (is_unheard(error) or (is_passing(error) and _repeatable(method))):
-                raise
-            pause_s = pauses.next_s(error.retry_after_s if isinstance(error, AepError) else 0.0)
-        await anyio.sleep(pause_s)
-    return await send()
+        with self._gateways.asking() as gateway:
+            status, body = await gateway.post(request_body(request_id, method, params), session_id)
+            return read_reply(status, body, request_id)
 
 
 def _repeatable(method: str) -> bool:

@@ -29,6 +29,11 @@ _CODE_OF_STATUS: dict[int, ErrorCode] = {
 class ClientError(Exception):
     """Carries one sentence. It holds no key, but it may repeat a runtime's words: clean it for a terminal."""
 
+    @property
+    def retry_after_s(self) -> float:
+        """How long the runtime wants to be left alone; 0 if it did not say."""
+        return 0.0
+
 
 class AepError(ClientError):
     """The runtime's refusal: `code` and `symbol` of the protocol, its words, and what it added."""
@@ -42,7 +47,6 @@ class AepError(ClientError):
 
     @property
     def retry_after_s(self) -> float:
-        """How long the runtime wants to be left alone; 0 if it did not say."""
         wish = self.data.get("retry_after_ms") if isinstance(self.data, Mapping) else None
         if not isinstance(wish, int | float):
             return 0.0
@@ -64,6 +68,18 @@ class TransportError(ClientError):
         self.cause = cause
 
 
+def is_limit(error: ClientError) -> bool:
+    """Whether the caller asked too much. It is for the caller to wait, whichever gateway said so."""
+    return isinstance(error, AepError) and error.symbol == "rate_limited"
+
+
+def is_no_answer(error: ClientError) -> bool:
+    """Whether the fault may be the gateway's own, so that another one could do better."""
+    if isinstance(error, AepError):
+        return error.symbol == "unavailable"
+    return isinstance(error, TransportError)
+
+
 def is_passing(error: ClientError) -> bool:
     """Whether the same request may succeed later, without saying whether it is safe to send it again."""
     if isinstance(error, AepError):
@@ -73,9 +89,7 @@ def is_passing(error: ClientError) -> bool:
 
 def is_unheard(error: ClientError) -> bool:
     """Whether it is certain that the request had no effect, so that even a create may be sent again."""
-    if isinstance(error, AepError):
-        return error.symbol == "rate_limited"
-    return isinstance(error, TransportError) and error.cause is Cause.unsent
+    return is_limit(error) or (isinstance(error, TransportError) and error.cause is Cause.unsent)
 
 
 def symbol_of(code: int, data: JsonAny) -> str:

@@ -1,7 +1,8 @@
 """Following a run: its events, each once and in order, over as many connections as that takes.
 
-A connection may break at any byte; the next one resumes after the last event that was handed out. The order
-is checked rather than trusted, because a reader that misses an event quietly is worse than one that stops.
+A connection may break at any byte; the next one resumes after the last event that was handed out, and at any
+gateway, because the log is the runtime's and not a gateway's. The order is checked rather than trusted,
+because a reader that misses an event quietly is worse than one that stops.
 Frames are parsed by httpx2's event source; here is what it does not do: resume, check, and know when to stop.
 """
 
@@ -14,7 +15,7 @@ import httpx2
 from pydantic import ValidationError
 
 from espalier_client.backoff import Pauses
-from espalier_client.errors import AepError, Cause, ClientError, TransportError, is_passing
+from espalier_client.errors import Cause, ClientError, TransportError, is_passing
 from espalier_client.transport import STREAM_SILENCE_S_MAX
 from espalier_protocol.events import LAST_EVENT, Event
 from espalier_protocol.ids import parse_event_id
@@ -45,7 +46,7 @@ async def follow(
     after `patience_s` without a sign of life or when the events are not in order.
     """
     place = _Place(run_id, since)
-    pauses = Pauses()
+    pauses = Pauses(len(client.base_urls))
     alive_at = anyio.current_time()
     # bound: each turn hands out events, or listens to a living runtime, or uses up `patience_s`
     while True:
@@ -68,7 +69,7 @@ async def follow(
             pauses.reset()
         if anyio.current_time() - alive_at >= patience_s:
             raise _given_up(run_id, patience_s, trouble) from trouble
-        await anyio.sleep(pauses.next_s(trouble.retry_after_s if isinstance(trouble, AepError) else 0.0))
+        await anyio.sleep(pauses.after(trouble))
 
 
 class _Place:

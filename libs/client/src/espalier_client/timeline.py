@@ -19,6 +19,9 @@ from espalier_protocol.events import Event, EventType
 VALUE_CHARS_MAX: Final = 60
 TEXT_CHARS_MAX: Final = 160
 NUMBER_COLUMNS: Final = 6
+SHORTENED: Final = " [shortened]"
+"""How the runtime ends an argument that is too long for an event."""
+
 _UNSEEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069]+")
 """Control characters, and those that turn the direction of text round."""
 
@@ -152,8 +155,25 @@ def _reason(args: Payload) -> str:
 def _returned(payload: Payload) -> Said:
     summary = payload.get("result_summary") or {}
     preview = _cut(_text(summary.get("preview", "")), TEXT_CHARS_MAX)
-    ok = summary.get("ok") is True
-    return "←", "green" if ok else "red", f"{payload.get('tool_name')} {'' if ok else 'failed: '}{preview}"
+    if summary.get("ok") is True:
+        return "←", "green", f"{payload.get('tool_name')} {preview}"
+    if summary.get("in_doubt") is True:
+        return "?", "yellow", f"{payload.get('tool_name')} in doubt: {preview}"
+    return "←", "red", f"{payload.get('tool_name')} failed: {preview}"
+
+
+def _memory(payload: Payload) -> Said:
+    about = f", about {_short(payload['subject_id'], VALUE_CHARS_MAX)}" if payload.get("subject_id") else ""
+    key = f"{_text(payload.get('namespace'))}/{_text(payload.get('key'))}"
+    return "✎", "bold blue", f"memory record {_cut(key, TEXT_CHARS_MAX)}{about}"
+
+
+def _message_sent(payload: Payload) -> Said:
+    return "✉", "bold blue", f"message {payload.get('message_id')} to {payload.get('to_agent_id')}"
+
+
+def _message_read(payload: Payload) -> Said:
+    return "✉", "bold blue", f"message {payload.get('message_id')} from {payload.get('from_agent_id')} read"
 
 
 def _artifact(payload: Payload) -> Said:
@@ -166,9 +186,11 @@ def _trouble(payload: Payload) -> Said:
 
 
 def _short(value: Any, chars: int) -> str:
-    """JSON in short; of a long text its beginning and its size."""
+    """JSON in short; of a long text its beginning and its size, as far as the event tells it."""
     if isinstance(value, str) and len(value) > chars:
-        return f'{json.dumps(value[:chars], ensure_ascii=False)[:-1]}…" ({len(value)} characters)'
+        known = len(value.removesuffix(SHORTENED))
+        size = f"{known} characters{' and more' if known < len(value) else ''}"
+        return f'{json.dumps(value[:chars], ensure_ascii=False)[:-1]}…" ({size})'
     return _cut(json.dumps(value, ensure_ascii=False, default=str), chars)
 
 
@@ -187,6 +209,9 @@ _SPEAKERS: dict[EventType | str, Callable[[Payload], Said]] = {
     "cycle.started": _cycle_started,
     "cycle.ended": _cycle_ended,
     "tool.returned": _returned,
+    "memory.written": _memory,
+    "message.sent": _message_sent,
+    "message.delivered": _message_read,
     "artifact.created": _artifact,
     "error": _trouble,
 }

@@ -4,6 +4,7 @@
     ├── NotFound            no such resource of this owner (a foreign id looks the same)
     ├── InvalidInput        a field that has the right type but not a possible value
     ├── LifecycleConflict   the agent or run is in a state that does not allow the act
+    ├── TreeBoundary        an agent that is not in the tree where the act belongs
     └── Unavailable         a store is away; the same request may succeed later
         └── Conflicted      two transactions stood in each other's way; nothing was written, try at once
 
@@ -34,6 +35,15 @@ class LifecycleConflict(DomainError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class TreeBoundary(DomainError):
+    """`id` is the agent that was named; a foreign one looks like one that nobody has."""
+
+    def __init__(self, reason: str, id_: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.id = id_
 
 
 class Unavailable(DomainError):

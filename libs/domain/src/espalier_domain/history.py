@@ -19,6 +19,7 @@ HISTORY_CHARS_MAX: Final = 200_000
 FOLDED_RESULT_CHARS_MAX: Final = 200
 FOLDED_CYCLES_MAX: Final = 200
 BYTES_PER_TOKEN: Final = 3
+MESSAGE_WAITS: Final = "(A message came for you. Read it with inbox_read.)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ def conversation(run: RunFacts, progress: Progress, inputs_json: str) -> tuple[M
         lines += _turns(past.turns) if past.turns else []
         lines.append(User(_how_it_ended(past.end)))
     if progress.cycle:
+        if progress.cycle.woken:
+            lines.append(User(MESSAGE_WAITS))
         lines += _turns(progress.cycle.turns)
     return tuple(lines)
 

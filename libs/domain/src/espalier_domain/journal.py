@@ -29,12 +29,16 @@ class RunCreated:
 
 @dataclass(frozen=True, slots=True)
 class CycleStarted:
-    """`started_s` is the run's age in seconds; `wake_seen` the wake counter that this cycle answers."""
+    """`started_s` is the run's age in seconds; `wake_seen` the wake counter that this cycle answers.
+
+    `woken` says that the counter has risen since it was last seen: a message waits.
+    """
 
     cycle: int
     started_s: float
     wake_seen: int
     budgets: Budgets
+    woken: bool = False
     kind: Literal["cycle_started"] = "cycle_started"
 
 
@@ -77,8 +81,26 @@ class ModelFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class CallsPlanned:
+    """Calls for the broker that no limit refused; each has its row, and from now on may be sent once."""
+
+    cycle: int
+    call_ids: tuple[str, ...]
+    kind: Literal["calls_planned"] = "calls_planned"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsMissing:
+    """A server whose tools the model was not offered in this cycle."""
+
+    cycle: int
+    message: str
+    kind: Literal["tools_missing"] = "tools_missing"
+
+
+@dataclass(frozen=True, slots=True)
 class ToolReturned:
-    """`content` is what the model is shown. A refused call never ran."""
+    """`content` is what the model is shown. A refused call never ran; one in doubt may have run."""
 
     cycle: int
     call_id: str
@@ -86,6 +108,7 @@ class ToolReturned:
     ok: bool
     content: str
     refused: bool = False
+    in_doubt: bool = False
     kind: Literal["tool_returned"] = "tool_returned"
 
 
@@ -96,6 +119,37 @@ class ArtifactCreated:
     mime_type: str
     size_bytes: int
     kind: Literal["artifact_created"] = "artifact_created"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryWritten:
+    memory_id: str
+    namespace: str
+    key: str
+    subject_id: str | None
+    kind: Literal["memory_written"] = "memory_written"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSent:
+    message_id: str
+    to_agent_id: str
+    kind: Literal["message_sent"] = "message_sent"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMessage:
+    message_id: str
+    from_agent_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class InboxRead:
+    """`wake_seen` is the wake counter from before the inbox was read: a later message still wakes."""
+
+    messages: tuple[ReadMessage, ...]
+    wake_seen: int
+    kind: Literal["inbox_read"] = "inbox_read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +196,13 @@ Entry = (
     | ModelCallStarted
     | ModelAnswered
     | ModelFailed
+    | CallsPlanned
+    | ToolsMissing
     | ToolReturned
     | ArtifactCreated
+    | MemoryWritten
+    | MessageSent
+    | InboxRead
     | LimitReached
     | Parked
     | CycleEnded
@@ -169,8 +228,9 @@ def events_of(run_id: str, entry: Entry) -> list[Payload]:
             return [events.CycleStarted(run_id=run_id, cycle_number=cycle, budget_snapshot=budgets)]
         case ModelAnswered(cycle, calls=calls):
             return [_called(cycle, call) for call in calls]
-        case ToolReturned(cycle, call_id, tool, ok, content):
-            summary = events.ResultSummary(ok=ok, preview=content[:PREVIEW_CHARS_MAX])
+        case ToolReturned(cycle, call_id, tool, ok, content, in_doubt=in_doubt):
+            preview = content[:PREVIEW_CHARS_MAX]
+            summary = events.ResultSummary(ok=ok, preview=preview, in_doubt=in_doubt)
             return [
                 events.ToolReturned(
                     cycle_number=cycle, call_id=call_id, tool_name=tool, result_summary=summary
@@ -182,15 +242,28 @@ def events_of(run_id: str, entry: Entry) -> list[Payload]:
                     artifact_id=artifact_id, name=name, mime_type=mime_type, size_bytes=size_bytes
                 )
             ]
+        case MemoryWritten(memory_id, namespace, key, subject_id):
+            return [
+                events.MemoryWritten(memory_id=memory_id, namespace=namespace, key=key, subject_id=subject_id)
+            ]
+        case MessageSent(message_id, to_agent_id):
+            return [events.MessageSent(to_agent_id=to_agent_id, message_id=message_id)]
+        case InboxRead(messages):
+            return [
+                events.MessageDelivered(from_agent_id=each.from_agent_id, message_id=each.message_id)
+                for each in messages
+            ]
         case ModelFailed(cycle, reason):
             return [_trouble("internal_error", f"The model gave no answer: {reason}.", cycle)]
+        case ToolsMissing(cycle, message):
+            return [_trouble("tool_not_found", message, cycle)]
         case LimitReached(cycle, symbol, message):
             return [_trouble(symbol, message, cycle)]
         case CycleEnded():
             return [_cycle_ended(run_id, entry)]
         case RunEnded(final_state, result):
             return [events.RunEnded(run_id=run_id, final_state=final_state, result=result)]
-        case ModelCallStarted() | Parked():
+        case ModelCallStarted() | CallsPlanned() | Parked():
             return []
 
 

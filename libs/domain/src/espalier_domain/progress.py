@@ -12,10 +12,14 @@ from pydantic import TypeAdapter
 from espalier_domain.decisions import CONTROL_TOOLS, CycleDecision, Unreadable, read_decision
 from espalier_domain.journal import (
     ArtifactCreated,
+    CallsPlanned,
     CycleEnded,
     CycleStarted,
     Entry,
+    InboxRead,
     LimitReached,
+    MemoryWritten,
+    MessageSent,
     ModelAnswered,
     ModelCallStarted,
     ModelFailed,
@@ -24,6 +28,7 @@ from espalier_domain.journal import (
     RunEnded,
     ToolCall,
     ToolReturned,
+    ToolsMissing,
 )
 from espalier_protocol.agent import Budgets
 from espalier_protocol.run import EndState
@@ -31,14 +36,19 @@ from espalier_protocol.run import EndState
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One answer of the model and what its calls returned, in the order of the calls."""
+    """One answer of the model and what its calls returned; `planned` are ids of calls for the broker."""
 
     answer: ModelAnswered
     results: tuple[ToolReturned, ...] = ()
+    planned: tuple[str, ...] = ()
 
     def pending(self) -> tuple[ToolCall, ...]:
         returned = {result.call_id for result in self.results}
         return tuple(call for call in self.answer.calls if call.call_id not in returned)
+
+    def under_way(self) -> tuple[ToolCall, ...]:
+        """Planned calls whose outcome is not known here yet; some may have been sent."""
+        return tuple(call for call in self.pending() if call.call_id in self.planned)
 
     def decision(self) -> CycleDecision | None:
         """What the first control call that was accepted decides."""
@@ -62,6 +72,7 @@ class OpenCycle:
     parked: bool = False
     tokens_used: int = 0
     tool_calls_made: int = 0
+    woken: bool = False
 
     @property
     def spent(self) -> int:
@@ -87,16 +98,22 @@ class Progress:
     final_state: EndState | None = None
     entry_no: int = 0
 
+    def under_way(self) -> tuple[ToolCall, ...]:
+        """The planned calls whose outcome is not known here yet."""
+        return self.cycle.turns[-1].under_way() if self.cycle and self.cycle.turns else ()
+
 
 def apply(progress: Progress, entry: Entry) -> Progress:
     """The progress after an entry. Total over every legal journal; an illegal one is a bug and asserts."""
     assert progress.final_state is None, "nothing follows the end of a run"
     entry_no = progress.entry_no + 1
     match entry:
-        case RunCreated() | ArtifactCreated() | LimitReached():
+        case (
+            RunCreated() | ArtifactCreated() | MemoryWritten() | MessageSent() | InboxRead() | LimitReached()
+        ):
             return replace(progress, entry_no=entry_no)
-        case CycleStarted(number, started_s, _, budgets):
-            opened = OpenCycle(number, started_s, budgets)
+        case CycleStarted(number, started_s, _, budgets, woken):
+            opened = OpenCycle(number, started_s, budgets, woken=woken)
             return replace(progress, entry_no=entry_no, cycles=number, cycle=opened)
         case RunEnded(final_state):
             return replace(progress, entry_no=entry_no, final_state=final_state)
@@ -114,6 +131,12 @@ def apply(progress: Progress, entry: Entry) -> Progress:
         case ModelFailed(tokens=tokens):
             spent, failures = cycle.tokens_used + tokens, (*cycle.failures, entry)
             cycle = replace(cycle, failures=failures, parked=False, reservation=None, tokens_used=spent)
+        case CallsPlanned(call_ids=call_ids):
+            last = cycle.turns[-1]
+            last = replace(last, planned=(*last.planned, *call_ids))
+            cycle = replace(cycle, turns=(*cycle.turns[:-1], last))
+        case ToolsMissing():
+            pass
         case ToolReturned():
             cycle = _returned(cycle, entry)
         case Parked():

@@ -7,6 +7,7 @@ writes down the entries.
 
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice, takewhile
 from typing import Any, Final, Literal
 
 from espalier_domain.decisions import (
@@ -17,9 +18,11 @@ from espalier_domain.decisions import (
     forced_sleep,
 )
 from espalier_domain.journal import (
+    CallsPlanned,
     CycleEnded,
     CycleStarted,
     Entry,
+    InboxRead,
     LimitReached,
     ModelAnswered,
     Parked,
@@ -28,6 +31,7 @@ from espalier_domain.journal import (
     ToolReturned,
 )
 from espalier_domain.progress import OpenCycle, Progress, Turn
+from espalier_domain.tools import has_tool, is_brokered
 from espalier_protocol.agent import Budgets, Ceilings, Constitution
 from espalier_protocol.run import EndState, RunState, WaitReason
 
@@ -35,6 +39,8 @@ MODEL_ATTEMPTS_MAX: Final = 4
 """Attempts at one answer before the cycle gives up and sleeps."""
 
 RETRY_FIRST_S: Final = 1.0
+CALL_S_MIN: Final = 1.0
+TOOL_CHARS_SHOWN_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,8 @@ class RunFacts:
 
     run_id: str
     agent_id: str
+    root_agent_id: str
+    toolset: tuple[str, ...]
     constitution: Constitution
     goal: str
     inputs: dict[str, Any]
@@ -71,8 +79,18 @@ class CallModel:
 
 
 @dataclass(frozen=True, slots=True)
-class CallTools:
+class CallSelf:
+    """Run the call of a self-tool, and all that follow it, in one transaction."""
+
+    call: ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class CallBroker:
+    """Let the broker carry out these planned calls, all at once; each answers within `seconds_max`."""
+
     calls: tuple[ToolCall, ...]
+    seconds_max: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +105,7 @@ class Rest:
     """The run has ended."""
 
 
-Step = StartCycle | Reserve | CallModel | CallTools | Write | Rest
+Step = StartCycle | Reserve | CallModel | CallSelf | CallBroker | Write | Rest
 
 
 def next_step(run: RunFacts, progress: Progress, *, age_s: float, lease_token: int) -> Step:
@@ -104,16 +122,16 @@ def next_step(run: RunFacts, progress: Progress, *, age_s: float, lease_token: i
 
 
 def _in_cycle(run: RunFacts, cycle: OpenCycle, age_s: float, lease_token: int) -> Step:
+    seconds_left = cycle.budgets.seconds_per_cycle - (age_s - cycle.started_s)
     if cycle.turns:
         turn = cycle.turns[-1]
-        if pending := turn.pending():
-            return CallTools(pending)
+        if turn.pending():
+            return _next_calls(run, cycle, turn, seconds_left)
         if ending := _ending(cycle, turn):
             return Write(ending)
     if cycle.failures and not cycle.failures[-1].retryable:
         result = {"reason": f"model_failed:{cycle.failures[-1].reason}"}
         return Write((_stopped(cycle), RunEnded("error", result)))
-    seconds_left = cycle.budgets.seconds_per_cycle - (age_s - cycle.started_s)
     if seconds_left <= 0:
         return Write(_exhausted(cycle, "seconds_per_cycle"))
     if cycle.failures and cycle.reservation is None and not cycle.parked:
@@ -124,6 +142,34 @@ def _in_cycle(run: RunFacts, cycle: OpenCycle, age_s: float, lease_token: int) -
         return Reserve(len(cycle.failures) + 1)
     seconds_left = min(seconds_left, run.ceilings.max_wall_seconds - age_s)
     return CallModel(cycle.reservation.attempt, cycle.reservation.reserved, seconds_left)
+
+
+def _next_calls(run: RunFacts, cycle: OpenCycle, turn: Turn, seconds_left: float) -> Step:
+    """In the order of the answer; neighbours for the broker are planned and carried out together.
+
+    What is planned is not refused any more, whatever the limits have become: it may have been sent. Its time
+    is at least CALL_S_MIN for the same reason.
+    """
+    if under_way := turn.under_way():
+        return CallBroker(under_way, max(seconds_left, CALL_S_MIN))
+    first = turn.pending()[0]
+    if refused := refusal(run, cycle, first):
+        return Write(refused)
+    if not is_brokered(first.name):
+        return CallSelf(first)
+    together = takewhile(lambda call: _may_be_sent(run, call), turn.pending())
+    calls = islice(together, calls_left(run, cycle))
+    return Write((CallsPlanned(cycle.number, tuple(call.call_id for call in calls)),))
+
+
+def _may_be_sent(run: RunFacts, call: ToolCall) -> bool:
+    return is_brokered(call.name) and has_tool(run.toolset, call.name)
+
+
+def calls_left(run: RunFacts, cycle: OpenCycle) -> int:
+    """How many more tool calls the cycle may make."""
+    limits = (run.ceilings.max_tool_calls_per_cycle, cycle.budgets.tool_calls_per_cycle)
+    return min(limits) - cycle.tool_calls_made
 
 
 def tokens_left(cycle: OpenCycle) -> int:
@@ -204,6 +250,9 @@ def refusal(run: RunFacts, cycle: OpenCycle, call: ToolCall) -> tuple[Entry, ...
         return _limit(cycle, call, "ceiling_exceeded", "max_tool_calls_per_cycle")
     if made >= limits[1].tool_calls_per_cycle:
         return _limit(cycle, call, "budget_exhausted", "tool_calls_per_cycle")
+    if is_brokered(call.name) and not has_tool(run.toolset, call.name):
+        why = f"tool_not_found: this agent has no tool called {call.name[:TOOL_CHARS_SHOWN_MAX]!r}"
+        return (ToolReturned(cycle.number, call.call_id, call.name, ok=False, content=why),)
     return None
 
 
@@ -244,7 +293,7 @@ def standing(progress: Progress, entries: tuple[Entry, ...]) -> Standing:
     row: dict[str, Any] = {"state": "running"}
     for entry in entries:
         match entry:
-            case CycleStarted(wake_seen=seen):
+            case CycleStarted(wake_seen=seen) | InboxRead(wake_seen=seen):
                 row["wake_seen"] = seen
             case ModelAnswered() | ToolReturned():
                 row["progressed"] = True

@@ -21,7 +21,9 @@ Capability = PublishedCapability | OwnCapability
 
 CAPABILITIES: Final[tuple[str, ...]] = (*get_args(PublishedCapability), *get_args(OwnCapability))
 
-SUPPORTED: Final[frozenset[str]] = frozenset({"streaming.sse", "espalier.events"})
+SUPPORTED: Final[frozenset[str]] = frozenset(
+    {"streaming.sse", "self.learning_memory", "messaging.peer", "espalier.events"}
+)
 """What this build advertises as true. A capability joins when all that it gates is built."""
 
 Scope = Literal[

@@ -93,9 +93,12 @@ class ToolCalled(Payload):
 
 
 class ResultSummary(BaseModel):
+    """`in_doubt` (our extension): the call may have run and is not repeated; nobody knows its outcome."""
+
     model_config = ConfigDict(frozen=True, strict=True)
     ok: bool
     preview: str
+    in_doubt: bool = False
 
 
 class ToolReturned(Payload):
@@ -106,6 +109,30 @@ class ToolReturned(Payload):
     call_id: str
     tool_name: str
     result_summary: ResultSummary
+
+
+class MemoryWritten(Payload):
+    """Not the value: it may be about a person."""
+
+    type = "memory.written"
+    memory_id: str
+    namespace: str
+    key: str
+    subject_id: str | None
+
+
+class MessageSent(Payload):
+    type = "message.sent"
+    to_agent_id: str
+    message_id: str
+
+
+class MessageDelivered(Payload):
+    """The recipient has read it."""
+
+    type = "message.delivered"
+    from_agent_id: str
+    message_id: str
 
 
 class ArtifactCreated(Payload):

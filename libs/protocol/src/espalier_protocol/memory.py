@@ -1,13 +1,23 @@
 """Memory records of a tree, and the parameters of `memory.*` (AEP spec sections 5.4 and 6)."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
-from espalier_protocol.shapes import Id, JsonAny, Name, PageParams, Params, Resource, Text, Timestamp
+from espalier_protocol.shapes import Id, JsonAny, Name, PageParams, Params, Resource, Timestamp
+
+TTL_S_MAX: Final = 100 * 366 * 24 * 3600
+QUERY_CHARS_MAX: Final = 1_000
+FOUND_DEFAULT: Final = 10
+FOUND_MAX: Final = 50
 
 
 class MemoryRecord(Resource):
+    """`created_by_agent_id` is who wrote the value that stands there, an embedder's write the tree root's.
+
+    `created_at` is when the key began; later writes of it keep that and the id.
+    """
+
     id: str
     tree_root_id: str
     namespace: str
@@ -27,9 +37,15 @@ class MemoryPage(Resource):
     next_cursor: str | None
 
 
+class MemoryMatch(MemoryRecord):
+    """The whole part of `score` says how many words of the query the record has; higher is better."""
+
+    score: float
+
+
 class MemoryFound(Resource):
-    items: list[MemoryRecord]
-    records: list[MemoryRecord]
+    items: list[MemoryMatch]
+    records: list[MemoryMatch]
 
 
 class MemoryDeleted(Resource):
@@ -42,7 +58,7 @@ class MemoryWrite(Params):
     key: Name
     value: JsonAny
     subject_id: Id | None = None
-    ttl_seconds: Annotated[int, Field(ge=1)] | None = None
+    ttl_seconds: Annotated[int, Field(ge=1, le=TTL_S_MAX)] | None = None
 
 
 class MemoryRead(PageParams):
@@ -54,8 +70,11 @@ class MemoryRead(PageParams):
 class MemorySearch(Params):
     tree_root_id: Id
     namespace: Name
-    query: Text
-    k: Annotated[int, Field(ge=1, le=50)] | None = None
+    query: Annotated[str, Field(max_length=QUERY_CHARS_MAX)]
+    k: Annotated[int, Field(ge=1, le=FOUND_MAX)] | None = None
+
+    def found_max(self) -> int:
+        return self.k or FOUND_DEFAULT
 
 
 class MemoryDelete(Params):

@@ -180,3 +180,103 @@ FOLLOWED = "select id, next_seq - 1 as last_seq from runs where id = any ($1::uu
 async def last_seqs(connection: Connection, run_ids: Sequence[UUID]) -> dict[UUID, int]:
     """How far the logs of runs go, for a gateway that checks whether its tails missed a last event."""
     return {row["id"]: row["last_seq"] for row in await connection.fetch(FOLLOWED, run_ids)}
+
+
+RENEW_BROKER = """
+insert into brokers (id, alive_until) values ($1, clock_timestamp() + make_interval(secs => $2))
+on conflict (id) do update set alive_until = excluded.alive_until
+"""
+
+
+async def renew_broker(connection: Connection, broker_id: UUID, ttl_s: float) -> None:
+    """Say that a broker lives, for `ttl_s` from now."""
+    await connection.execute(RENEW_BROKER, broker_id, ttl_s)
+
+
+TO_STOP = """
+select id from runs
+where id = any ($1::uuid[])
+    and (cancel_requested_at is not null or wall_at <= clock_timestamp() or state <> 'running')
+"""
+
+
+async def runs_to_stop(connection: Connection, run_ids: Sequence[UUID]) -> set[UUID]:
+    """Those whose calls are to be stopped: a cancel was asked for, the time is over, or they have ended."""
+    return {row["id"] for row in await connection.fetch(TO_STOP, run_ids)}
+
+
+DOUBT_OVERDUE = """
+update tool_calls c set state = 'in_doubt', settled_at = clock_timestamp()
+from (
+    select run_id, call_id from tool_calls
+    where state = 'sent' and deadline_at < now() - make_interval(secs => $1)
+    order by deadline_at limit $2 for update skip locked
+) overdue
+where c.run_id = overdue.run_id and c.call_id = overdue.call_id
+"""
+
+
+async def doubt_overdue(connection: Connection, grace_s: float, limit: int) -> None:
+    """Calls whose deadline passed more than `grace_s` ago and that nobody has settled are in doubt."""
+    await connection.execute(DOUBT_OVERDUE, grace_s, limit)
+
+
+FORGET_BROKERS = """
+delete from brokers where id in (
+    select b.id from brokers b
+    where b.alive_until < now() - make_interval(secs => $1)
+        and not exists (select from tool_calls c where c.state = 'sent' and c.broker_id = b.id)
+    limit $2 for update skip locked
+)
+"""
+
+
+async def forget_brokers(connection: Connection, silent_s: float, limit: int) -> None:
+    """Brokers that have been silent for `silent_s` and owe nothing are forgotten."""
+    await connection.execute(FORGET_BROKERS, silent_s, limit)
+
+
+FORGET_EXPIRED = """
+with expired as materialized (
+    select id from memory_records where expires_at <= now() order by expires_at limit $1
+    for update skip locked
+)
+delete from memory_records using expired where memory_records.id = expired.id
+"""
+
+
+async def forget_expired(connection: Connection, limit: int) -> None:
+    """Delete memory records that have expired, longest ago first. Nobody was shown them any more."""
+    await connection.execute(FORGET_EXPIRED, limit)
+
+
+OVERDUE_WAKES = """
+select id from outbox
+where kind = 'wake' and created_at < now() - make_interval(secs => $1)
+order by created_at limit $2 for update skip locked
+"""
+
+
+async def overdue_wakes(connection: Connection, older_than_s: float, limit: int) -> list[int]:
+    """Wakes that whoever promised them has not carried out, and is not carrying out right now."""
+    return [row["id"] for row in await connection.fetch(OVERDUE_WAKES, older_than_s, limit)]
+
+
+TAKE_WAKE = """
+delete from outbox where id = $1 and kind = 'wake' returning owner_id, agent_id, message_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Whom to wake, and for which message; without one for any that is unread."""
+
+    owner_id: UUID
+    agent_id: UUID
+    message_id: UUID | None
+
+
+async def take_wake(connection: Connection, outbox_id: int) -> Wake | None:
+    """The wake is the caller's, in whose transaction it is carried out; None if somebody else has done it."""
+    row = await connection.fetchrow(TAKE_WAKE, outbox_id)
+    return Wake(row["owner_id"], row["agent_id"], row["message_id"]) if row else None

@@ -5,7 +5,7 @@ either. What the entries and events say is decided above, in `espalier_acts.log`
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -40,10 +40,16 @@ parameters from $3 on are those of `Lines.columns`.
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """What is appended: encoded entries, and the (type, payload) of the events that tell of them."""
+    """What is appended: encoded entries, and the (type, payload) of the events that tell of them.
+
+    `planned` are calls that get their row for the broker, (call id, tool, encoded arguments); `returned` are
+    ids of such calls that have an outcome now: one that was never sent will not be.
+    """
 
     entries: Sequence[str]
     events: Sequence[tuple[str, str]]
+    planned: Sequence[tuple[str, str, str]] = ()
+    returned: Sequence[str] = ()
 
     def columns(self) -> tuple[Sequence[str], list[str], list[str]]:
         return self.entries, [type_ for type_, _ in self.events], [payload for _, payload in self.events]
@@ -51,11 +57,15 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Which seq the first event got and when, and the act's row in the outbox if there were any events."""
+    """Which seq the first event got and when, and the act's row in the outbox if there were any events.
+
+    `wake_id` is the row in the outbox of a run that ended and left messages to the agent's other runs.
+    """
 
     first_seq: int
     moment: datetime
     outbox_id: int | None
+    wake_id: int | None = None
 
 
 BEGIN_RUN = f"""
@@ -63,11 +73,15 @@ with moved as (
     insert into runs (
         id, owner_id, agent_id, root_id, depth, goal, inputs, subject_ids,
         max_cycles, max_subagents, max_tool_calls_per_cycle, max_wall_seconds, created_at, due_at, wall_at,
-        next_entry_no, next_seq
+        next_entry_no, next_seq, wake_seq
     )
     select $2, $1, $6, $2, 0, $7, $8, $9, $10, $11, $12, $13,
         born, born, born + $13::integer * interval '1 second',
-        1 + cardinality($3::json[]), 1 + cardinality($4::text[])
+        1 + cardinality($3::json[]), 1 + cardinality($4::text[]),
+        exists (
+            select from messages where owner_id = $1 and to_agent_id = $6 and read_at is null
+                and to_run_id is null
+        )::integer
     from clock_timestamp() as born
     where $14 > (
         select count(*) from runs where owner_id = $1 and agent_id = $6 and state in ('running', 'sleeping'))
@@ -93,6 +107,8 @@ async def begin_run(
     connection: Connection, owner_id: UUID, run: NewRun, lines: Lines, *, live_max: int
 ) -> tuple[Run, Moved] | None:
     """A run at the root of its own tree, due at once; None if the agent has `live_max` live ones already.
+
+    Unread messages wake it, so that its first cycle is told of them.
 
     The agent must be locked, or two that are begun at the same time would not count each other.
     """
@@ -130,7 +146,7 @@ with held as (
         wait_reason = $8,
         due_at = case
             when $7::text <> 'sleeping' then due_at
-            when $9::boolean and wake_seq > wake_seen then moment
+            when $9::boolean and wake_seq > coalesce($13::bigint, wake_seen) then moment
             else least(wall_at, greatest(
                 coalesce($10::timestamptz, moment + make_interval(secs => $11::float8)),
                 moment + interval '1 second'))
@@ -145,17 +161,40 @@ with held as (
     from held
     where runs.owner_id = $1 and runs.id = held.id
     returning runs.id, runs.owner_id, moment,
-        next_entry_no - cardinality($3::json[]) as first_no, next_seq - cardinality($4::text[]) as first_seq
-), {APPEND}, shown as (
+        next_entry_no - cardinality($3::json[]) as first_no, next_seq - cardinality($4::text[]) as first_seq,
+        runs.agent_id, wake_seq > wake_seen as unheard
+), {APPEND}, handed_on as (
+    insert into outbox (owner_id, kind, agent_id)
+    select owner_id, 'wake', agent_id from moved
+    where $15::boolean and (unheard or (
+        select true from messages m
+        where m.owner_id = $1 and m.to_agent_id = agent_id and m.read_at is null limit 1))
+    returning id as wake_id
+), shown as (
     insert into snapshots (run_id, owner_id, version, entry_no, body)
     select id, owner_id, $20::integer, first_no - 1 + cardinality($3::json[]), $21::json
     from moved where $21::json is not null
     on conflict (run_id) do update
     set version = excluded.version, entry_no = excluded.entry_no, body = excluded.body
+), planned as (
+    insert into tool_calls (run_id, owner_id, call_id, tool, args)
+    select id, owner_id, call_id, tool, args
+    from moved, unnest($22::text[], $23::text[], $24::json[]) as call (call_id, tool, args)
+), skipped as (
+    update tool_calls c set state = 'skipped', settled_at = moment
+    from moved
+    where c.owner_id = moved.owner_id and c.run_id = moved.id and c.call_id = any ($25::text[])
+        and c.state = 'planned'
 )
-select first_seq, moment, outbox_id from moved left join promised on true
+select first_seq, moment, outbox_id, wake_id
+from moved left join promised on true left join handed_on on true
 """
-"""`moment` is taken above the lock, so that it never lies before what an earlier holder of the lock wrote."""
+"""`moment` is taken above the lock, so that it never lies before what an earlier holder of the lock wrote.
+
+A run that ends hands unread messages on. The statement may have begun before a message that woke the run just
+now, and does not see it then; but it does see the wake counter, which is the locked row's. Whether the agent
+has another run is left to the wake: one that is being created could not be seen here.
+"""
 
 
 async def move_run(
@@ -197,8 +236,10 @@ async def move_run(
         unless_stopped,
         snapshot_version,
         snapshot,
+        *([call[part] for call in lines.planned] for part in range(3)),
+        lines.returned,
     )
-    return _moved(row) if row else None
+    return replace(_moved(row), wake_id=row["wake_id"]) if row else None
 
 
 def _moved(row: asyncpg.Record) -> Moved:

@@ -20,7 +20,7 @@ from espalier_store.pool import Connection
 
 LOCKED = """
 r.id, r.owner_id, r.agent_id, r.state, r.wait_reason, r.lease_token, r.expired_claims, r.next_entry_no,
-r.wake_seq, r.cancel_requested_at,
+r.wake_seq, r.wake_seen, r.cancel_requested_at,
 r.max_cycles, r.max_subagents, r.max_tool_calls_per_cycle, r.max_wall_seconds,
 coalesce(r.lease_until > clock_timestamp(), false) as leased,
 extract(epoch from clock_timestamp() - r.created_at)::float8 as age_s
@@ -46,6 +46,7 @@ class LockedRun:
     expired_claims: int
     next_entry_no: int
     wake_seq: int
+    wake_seen: int
     cancel_requested_at: datetime | None
     age_s: float
     ceilings: Ceilings
@@ -86,7 +87,8 @@ async def list_runs(connection: Connection, owner_id: UUID, agent_id: UUID, plac
 
 GIVEN = """
 r.goal, r.inputs, r.max_cycles, r.max_subagents, r.max_tool_calls_per_cycle, r.max_wall_seconds,
-a.id as agent_id, a.immutable_directives, a.mutable_prompt, a.mutable_prompt_policy, a.budgets, a.metadata
+a.id as agent_id, a.root_id as root_agent_id, a.toolset, a.immutable_directives, a.mutable_prompt,
+a.mutable_prompt_policy, a.budgets, a.metadata
 """
 """The columns of `RunFacts`."""
 
@@ -174,6 +176,7 @@ def locked_run(row: asyncpg.Record) -> LockedRun:
         row["expired_claims"],
         row["next_entry_no"],
         row["wake_seq"],
+        row["wake_seen"],
         row["cancel_requested_at"],
         row["age_s"],
         _ceilings(row),
@@ -207,6 +210,8 @@ def _facts(run_id: UUID, row: asyncpg.Record) -> RunFacts:
     return RunFacts(
         run_id=to_wire("run", run_id),
         agent_id=to_wire("agt", row["agent_id"]),
+        root_agent_id=to_wire("agt", row["root_agent_id"]),
+        toolset=tuple(row["toolset"]),
         constitution=Constitution(
             immutable_directives=row["immutable_directives"],
             mutable_prompt=row["mutable_prompt"],

@@ -41,7 +41,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[tuple[Server,
         anyio.create_task_group() as background,
     ):
         publisher = Publisher(streams, settings.redis_prefix, partial(acknowledge, pool))
-        couriers = Couriers(publisher, Doorbell(queue, QueueNames(settings.redis_prefix)))
+        couriers = Couriers(pool, publisher, Doorbell(queue, QueueNames(settings.redis_prefix)))
         cancels = ForcedCancels(pool, couriers)
         closing = anyio.Event()
         tails = Tails(pool, settings.redis_url, settings.redis_prefix, closing)

@@ -18,6 +18,7 @@ from espalier_domain.errors import (
     InvalidInput,
     LifecycleConflict,
     NotFound,
+    TreeBoundary,
     Unavailable,
 )
 from espalier_protocol.errors import ErrorCode
@@ -81,6 +82,10 @@ def _lifecycle_conflict(error: LifecycleConflict) -> Fault:
     return fault(ErrorCode.lifecycle_conflict, error.reason, reason=error.reason)
 
 
+def _tree_boundary(error: TreeBoundary) -> Fault:
+    return fault(ErrorCode.tree_boundary_violation, error.reason, id=error.id[:ID_CHARS_MAX])
+
+
 def _unavailable(error: Unavailable) -> Fault:
     after_ms = error.retry_after_ms
     return fault(ErrorCode.internal_error, str(error), symbol=UNAVAILABLE, retry_after_ms=after_ms)
@@ -90,6 +95,7 @@ TABLE: Final[Mapping[type[DomainError], Callable[[Any], Fault]]] = {
     NotFound: _not_found,
     InvalidInput: _invalid_input,
     LifecycleConflict: _lifecycle_conflict,
+    TreeBoundary: _tree_boundary,
     Unavailable: _unavailable,
     Conflicted: _unavailable,
 }

@@ -14,13 +14,16 @@ import structlog
 
 from espalier_domain.errors import FenceReached, LeaseLost, Unavailable
 from espalier_domain.journal import Entry
-from espalier_domain.run import CallModel, CallTools, Reserve, Rest, StartCycle, Write
+from espalier_domain.run import CallBroker, CallModel, CallSelf, Reserve, Rest, StartCycle, Write
+from espalier_run_worker.brokered_calls import BrokeredCalls, Outcome, record_outcomes
 from espalier_run_worker.held import Held
 from espalier_run_worker.model_calls import ask
 from espalier_run_worker.models.model import Model
 from espalier_run_worker.self_tools import SelfTools
 from espalier_run_worker.supervisor import Supervisor
 from espalier_run_worker.tool_calls import run_calls
+from espalier_run_worker.toolbox import Toolbox
+from espalier_run_worker.wakes import Wakes
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +40,10 @@ class Workshop:
     ring: Callable[[UUID], Awaitable[object]]
     model: Model
     tools: SelfTools
+    toolbox: Toolbox
+    brokered: BrokeredCalls
     supervisor: Supervisor
+    wakes: Wakes
 
 
 async def live(workshop: Workshop, run_id: UUID) -> None:
@@ -51,8 +57,10 @@ async def live(workshop: Workshop, run_id: UUID) -> None:
         return
     with workshop.supervisor.watching(held):
         try:
+            workshop.wakes.soon(held.promised_wakes())
             while not held.over:
                 await _take_step(workshop, held)
+                workshop.wakes.soon(held.promised_wakes())
         except FenceReached as lost:
             await held.give_back()
             log.warning("run.given_back", run_id=held.facts.run_id, why=str(lost))
@@ -74,10 +82,15 @@ async def _take_step(workshop: Workshop, held: Held) -> None:
         case CallModel() as step:
             outcome: tuple[Entry, ...] = ()
             with held.outside():
-                definitions = workshop.tools.definitions()
-                outcome = await ask(workshop.model, definitions, held.facts, held.progress, step)
+                offer = await workshop.toolbox.offer(held.owner_id, held.facts.toolset)
+                outcome = await ask(workshop.model, offer, held.facts, held.progress, step)
             await held.write(*outcome)
-        case CallTools() as step:
-            await held.commit(lambda draft: run_calls(draft, workshop.tools, step))
+        case CallSelf():
+            await held.commit(lambda draft: run_calls(draft, workshop.tools))
+        case CallBroker() as step:
+            outcomes: dict[str, Outcome] = {}
+            with held.outside():
+                outcomes = await workshop.brokered.carry_out(held, step)
+            await held.commit(lambda draft: record_outcomes(draft, outcomes))
         case StartCycle() | Reserve() | Write() | Rest():
             await held.write()

@@ -10,8 +10,9 @@ from espalier_domain.history import prompt_tokens
 from espalier_domain.journal import CycleEnded, CycleStarted, Entry, ModelCallStarted, Parked
 from espalier_domain.progress import Progress, apply
 from espalier_domain.run import (
+    CallBroker,
     CallModel,
-    CallTools,
+    CallSelf,
     Reserve,
     Rest,
     RunFacts,
@@ -28,6 +29,8 @@ from espalier_store.runs import LockedRun
 
 class Draft:
     """`record` what happened; `conclude` adds what follows from it.
+
+    `wakes` are rows of the outbox that promise a wake, to be carried out after the commit.
 
     A draft that does not begin leaves a new cycle or a new attempt to whoever takes the next step.
     """
@@ -47,10 +50,16 @@ class Draft:
         self.progress = progress
         self.begins = begins
         self.entries: list[Entry] = []
+        self.wakes: list[int] = []
 
     @property
     def cancelled(self) -> bool:
         return self.run.cancel_requested_at is not None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run is to end whatever it does next."""
+        return self.cancelled or self.run.age_s >= self.facts.ceilings.max_wall_seconds
 
     def record(self, *entries: Entry) -> None:
         for entry in entries:
@@ -70,18 +79,23 @@ class Draft:
                 case StartCycle() | Reserve() if not self.begins:
                     return
                 case StartCycle(number):
-                    self.record(CycleStarted(number, self.run.age_s, self.run.wake_seq, self.facts.budgets))
+                    self.record(self._cycle(number))
                 case Reserve(attempt):
                     self.record(self._reservation(attempt))
                 case Write(entries):
                     self.record(*entries)
-                case CallModel() | CallTools() | Rest():
+                case CallModel() | CallSelf() | CallBroker() | Rest():
                     return
 
     def resting(self) -> bool:
         """Whether the last entry ended the cycle, the run, or its stay here."""
         ended = self.progress.final_state is not None
         return ended or (bool(self.entries) and isinstance(self.entries[-1], CycleEnded | Parked))
+
+    def _cycle(self, number: int) -> CycleStarted:
+        run = self.run
+        woken = run.wake_seq > run.wake_seen
+        return CycleStarted(number, run.age_s, run.wake_seq, self.facts.budgets, woken)
 
     def _reservation(self, attempt: int) -> ModelCallStarted:
         cycle = self.progress.cycle

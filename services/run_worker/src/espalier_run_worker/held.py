@@ -14,6 +14,7 @@ from uuid import UUID
 
 import anyio
 
+from espalier_acts.calls import known_outcomes
 from espalier_acts.log import Written, append_entries, load, restored, write_entries
 from espalier_domain.errors import Conflicted, FenceReached, LeaseLost, Unavailable
 from espalier_domain.journal import Entry, RunEnded
@@ -49,6 +50,7 @@ class Held:
         self.progress: Progress
         self.over, self.still_due = False, False
         self.hand_over = False
+        self._promised: list[int] = []
         self._pool, self._publisher, self._lease_ttl_s = pool, publisher, lease_ttl_s
         self._row, self._row_at = run, anyio.current_time()
         self._fence_at = 0.0
@@ -148,6 +150,8 @@ class Held:
             else:
                 self.facts = replace(self.facts, ceilings=run.ceilings)
             draft = Draft(connection, run, self.facts, self.progress, begins=not self.hand_over)
+            if draft.stopping:
+                await _take_in(draft, stopping=True)
             await record(draft)
             written = await self._conclude(draft)
         if written is None:
@@ -174,6 +178,14 @@ class Held:
         self._row, self._row_at = draft.run, asked_at
         self.renewed(asked_at)
         self._publisher.publish(written.run_id, written.outbox_id, written.events)
+        self._promised += draft.wakes
+        if written.wake_id is not None:
+            self._promised.append(written.wake_id)
+
+    def promised_wakes(self) -> list[int]:
+        """Rows of the outbox, committed since this was last asked, whose wakes are to be carried out now."""
+        promised, self._promised = self._promised, []
+        return promised
 
     async def give_back(self) -> None:
         """Release the lease if it is still ours, so that another worker can take the run at once.
@@ -218,12 +230,23 @@ async def _claim(pool: Pool, publisher: Publisher, lease_ttl_s: float, run_id: U
         if held.progress.entry_no != run.next_entry_no - 1:
             held.facts, held.progress = await load(connection, run.owner_id, run_id)
         draft = Draft(connection, run, held.facts, held.progress)
-        if run.expired_claims >= CLAIMS_MAX and not draft.cancelled:
+        poison = run.expired_claims >= CLAIMS_MAX and not draft.cancelled
+        await _take_in(draft, stopping=draft.stopping or poison)
+        if poison:
             draft.record(*closing(draft.progress, "error", POISON, open_calls="not run"))
         written = await held._conclude(draft)
     assert written is not None, "the row was locked by its claim"
     held._committed(draft, written, asked_at)
     return held
+
+
+async def _take_in(draft: Draft, *, stopping: bool) -> None:
+    """Record what the rows of calls under way tell: their worker may have died before it could."""
+    run = draft.run
+    known = await known_outcomes(
+        draft.connection, run.owner_id, run.run_id, draft.progress, stopping=stopping
+    )
+    draft.record(*known)
 
 
 async def _claim_unread(pool: Pool, publisher: Publisher, lease_ttl_s: float, run_id: UUID) -> None:

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 import anyio
@@ -10,17 +11,20 @@ import structlog
 from espalier_eventlog import open_streams
 from espalier_eventlog.publisher import Publisher
 from espalier_jobs import Doorbell, QueueNames, open_queue
+from espalier_run_worker.broker_link import open_broker_link
+from espalier_run_worker.brokered_calls import BrokeredCalls
 from espalier_run_worker.cycle import Workshop, live
 from espalier_run_worker.doorbell import listen, look_out
 from espalier_run_worker.held import claim
+from espalier_run_worker.models.choice import SETTINGS_ERRORS, open_model
 from espalier_run_worker.models.model import Model
-from espalier_run_worker.models.plan import PlanInvalid, load_plan
-from espalier_run_worker.models.scripted import ScriptedModel
 from espalier_run_worker.self_tools import open_self_tools
 from espalier_run_worker.settings import WorkerSettings
 from espalier_run_worker.slots import Slots
 from espalier_run_worker.supervisor import Supervisor
 from espalier_run_worker.sweeper import sweep
+from espalier_run_worker.toolbox import Toolbox
+from espalier_run_worker.wakes import Wakes
 from espalier_store.fleet import acknowledge
 from espalier_store.pool import open_pool
 from espalier_telemetry import set_up_logs
@@ -28,23 +32,29 @@ from espalier_telemetry import set_up_logs
 log = structlog.get_logger(__name__)
 
 
-async def work(settings: WorkerSettings, model: Model) -> None:
+async def work(settings: WorkerSettings, chosen: AbstractAsyncContextManager[Model]) -> None:
     """Live runs until SIGTERM or SIGINT; then let steps finish for a while and give the rest back."""
     names = QueueNames(settings.redis_prefix)
     async with (
+        chosen as model,
         open_pool(settings) as pool,
         open_streams(settings) as streams,
         open_queue(settings.redis_url) as queue,
         open_self_tools() as tools,
+        open_broker_link(settings.broker_url, settings.internal_key.get_secret_value()) as link,
     ):
         publisher = Publisher(streams, settings.redis_prefix, partial(acknowledge, pool))
         supervisor = Supervisor(settings)
         claim_here = partial(claim, pool, publisher, settings.lease_ttl_s)
         claims = anyio.CapacityLimiter(max(1, settings.postgres_connections_max // 2))
-        workshop = Workshop(claims, claim_here, Doorbell(queue, names).ring, model, tools, supervisor)
+        toolbox, brokered = Toolbox(tools, link), BrokeredCalls(pool, link)
+        ring = Doorbell(queue, names).ring
+        wakes = Wakes(pool, ring)
+        workshop = Workshop(claims, claim_here, ring, model, tools, toolbox, brokered, supervisor, wakes)
         slots = Slots(settings.worker_slots, partial(live, workshop))
         async with anyio.create_task_group() as group:
             group.start_soon(publisher.run)
+            group.start_soon(wakes.run)
             group.start_soon(supervisor.run)
             group.start_soon(slots.run)
             group.start_soon(listen, slots, names, queue)
@@ -74,8 +84,7 @@ def main() -> None:
     settings = WorkerSettings()
     set_up_logs(settings)
     try:
-        plan = load_plan(settings.script) if settings.script else None
-    except PlanInvalid as invalid:
+        chosen = open_model(settings)
+    except SETTINGS_ERRORS as invalid:
         sys.exit(str(invalid))
-    model = ScriptedModel(plan, plans_from_wire=settings.models_scripted == "on")
-    anyio.run(work, settings, model, backend_options={"use_uvloop": True})
+    anyio.run(work, settings, chosen, backend_options={"use_uvloop": True})

@@ -7,11 +7,11 @@ import anyio
 import orjson
 
 from espalier_domain.history import ModelMessage, conversation
-from espalier_domain.journal import Entry, ModelAnswered, ModelFailed, ToolCall
+from espalier_domain.journal import Entry, ModelAnswered, ModelFailed, ToolCall, ToolsMissing
 from espalier_domain.progress import Progress
 from espalier_domain.run import CallModel, RunFacts
 from espalier_run_worker.models import SCRIPT_KEY
-from espalier_run_worker.models.model import Model, ModelAnswer, ModelFault, ModelRequest, ToolDefinition
+from espalier_run_worker.models.model import Model, ModelAnswer, ModelFault, ModelRequest, Offer
 
 ANSWER_TOKENS_MAX: Final = 4096
 CALLS_PER_ANSWER_MAX: Final = 100
@@ -27,20 +27,33 @@ def shown(run: RunFacts, progress: Progress) -> tuple[ModelMessage, ...]:
 
 
 async def ask(
-    model: Model, tools: tuple[ToolDefinition, ...], run: RunFacts, progress: Progress, step: CallModel
+    model: Model, offer: Offer | None, run: RunFacts, progress: Progress, step: CallModel
 ) -> tuple[Entry, ...]:
-    """One attempt at one answer. Never raises for what a model can do wrong."""
+    """One attempt at one answer. Never raises for what a model can do wrong.
+
+    Without an offer the model is not asked: it would act as if it had no tools.
+    """
+    assert progress.cycle is not None
+    number = progress.cycle.number
+    if offer is None:
+        return (ModelFailed(number, "tools_unavailable", retryable=True, tokens=0),)
+    missing = () if progress.cycle.turns else offer.troubles
+    answer = await _attempt(model, offer, run, progress, step)
+    return (*(ToolsMissing(number, trouble) for trouble in missing), answer)
+
+
+async def _attempt(model: Model, offer: Offer, run: RunFacts, progress: Progress, step: CallModel) -> Entry:
     assert progress.cycle is not None
     number = progress.cycle.number
     messages = shown(run, progress)
-    request = ModelRequest(run, progress, messages, tools, step.tokens_max, step.attempt)
+    request = ModelRequest(run, progress, messages, offer.definitions, step.tokens_max, step.attempt)
     with anyio.move_on_after(step.seconds_max):
         try:
             answer = await model.answer(request)
         except ModelFault as fault:
-            return (ModelFailed(number, fault.reason, fault.retryable, fault.tokens),)
-        return (_answered(number, progress.answers + 1, answer),)
-    return (ModelFailed(number, "timeout", retryable=True, tokens=step.tokens_max),)
+            return ModelFailed(number, fault.reason, fault.retryable, fault.tokens)
+        return _answered(number, progress.answers + 1, answer)
+    return ModelFailed(number, "timeout", retryable=True, tokens=step.tokens_max)
 
 
 def _answered(cycle: int, answer_no: int, answer: ModelAnswer) -> Entry:

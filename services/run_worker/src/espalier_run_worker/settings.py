@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from espalier_eventlog import RedisSettings
 from espalier_store.pool import PostgresSettings
@@ -15,7 +15,17 @@ class WorkerSettings(PostgresSettings, RedisSettings, LogSettings):
     """Runs that may live in this process at the same time."""
     worker_drain_s: float = Field(default=2.0, ge=0)
     """How long a stopping worker lets the steps under way finish before it gives their runs back."""
+    broker_url: str = "http://127.0.0.1:8788"
+    """The tool broker; only agents with tools beyond their own need it."""
+    internal_key: SecretStr = SecretStr("")
+    """What workers sign requests to the broker with; the same for all of them, 16 characters or more."""
     script: Path | None = None
     """The plan that the scripted model follows; without one it answers "ok"."""
     models_scripted: Literal["on", "off"] = "off"
     """Whether plans may also come over the wire, in a run's inputs or an agent's metadata."""
+    model: str = ""
+    """The model that a real server is asked for; without one the scripted model answers."""
+    openai_base_url: str = Field(default="", validation_alias="OPENAI_BASE_URL")
+    """Where an OpenAI-compatible server is, as in `http://127.0.0.1:8080/v1`; empty is OpenAI itself."""
+    openai_api_key: SecretStr = Field(default=SecretStr(""), validation_alias="OPENAI_API_KEY")
+    """The key for that server. One with a base URL may need none."""

@@ -1,4 +1,5 @@
-"""Repairing what a process left undone when it died: events that missed Redis, cancels nobody carried out.
+"""Repairing what a process left undone when it died: events that missed Redis, and cancels and wakes that
+nobody carried out. And forgetting memory that has expired.
 
 Any number of sweepers may work at once; each takes rows that no other has locked, a few at a time.
 """
@@ -9,16 +10,29 @@ from uuid import UUID
 import anyio
 import structlog
 
+from espalier_acts.calls import DOUBT_GRACE_S
+from espalier_acts.messages import wake_for_message
 from espalier_acts.runs import cancel_run
 from espalier_domain.errors import DomainError, LeaseLost
 from espalier_eventlog.publisher import Publisher, StreamRefused, StreamsAway
 from espalier_store.events import events_after
-from espalier_store.fleet import Unpublished, delete_published, overdue_cancels, unpublished
+from espalier_store.fleet import (
+    Unpublished,
+    delete_published,
+    doubt_overdue,
+    forget_brokers,
+    forget_expired,
+    overdue_cancels,
+    overdue_wakes,
+    unpublished,
+)
 from espalier_store.pool import Connection, Pool, transaction
 
 SWEEP_EVERY_S: Final = 1.0
 PUBLISH_AFTER_S: Final = 1.0
+WAKE_AFTER_S: Final = 1.0
 FORCE_CANCEL_AFTER_S: Final = 5.0
+FORGET_BROKERS_AFTER_S: Final = 3600.0
 ROWS_MAX: Final = 100
 REDIS_WAIT_S: Final = 0.5
 
@@ -29,7 +43,7 @@ async def sweep(pool: Pool, publisher: Publisher) -> None:
     """Sweep once a second, for ever. Cancels come first: they must not wait for Redis."""
     while True:  # bounded: at most ROWS_MAX rows of each kind a turn
         await anyio.sleep(SWEEP_EVERY_S)
-        for repair in (force_cancels, publish_again):
+        for repair in (force_cancels, wake_again, settle_calls, forget_memory, publish_again):
             try:
                 await repair(pool, publisher)
             except (DomainError, TimeoutError) as error:
@@ -47,6 +61,34 @@ async def force_cancels(pool: Pool, publisher: Publisher) -> None:
             log.warning("sweeper.cancel_put_off", run_id=str(run_id), error=type(error).__name__)
         except Exception:
             log.exception("sweeper.cancel_failed", run_id=str(run_id))
+
+
+async def wake_again(pool: Pool, _: Publisher) -> None:
+    """Carry out wakes whose promise is older than WAKE_AFTER_S; the look-outs find the runs."""
+    async with transaction(pool) as connection:
+        overdue = await overdue_wakes(connection, WAKE_AFTER_S, ROWS_MAX)
+    for outbox_id in overdue:
+        try:
+            async with transaction(pool) as connection:
+                await wake_for_message(connection, outbox_id)
+        except DomainError as error:
+            log.warning("sweeper.wake_put_off", outbox_id=outbox_id, error=type(error).__name__)
+        except Exception:
+            log.exception("sweeper.wake_failed", outbox_id=outbox_id)
+
+
+async def settle_calls(pool: Pool, _: Publisher) -> None:
+    """Hold for doubtful what no broker has settled, and forget brokers that are long gone."""
+    async with transaction(pool) as connection:
+        await doubt_overdue(connection, DOUBT_GRACE_S, ROWS_MAX)
+    async with transaction(pool) as connection:
+        await forget_brokers(connection, FORGET_BROKERS_AFTER_S, ROWS_MAX)
+
+
+async def forget_memory(pool: Pool, _: Publisher) -> None:
+    """Delete memory records that have expired."""
+    async with transaction(pool) as connection:
+        await forget_expired(connection, ROWS_MAX)
 
 
 async def publish_again(pool: Pool, publisher: Publisher) -> None:

@@ -1,4 +1,4 @@
-"""The embedder's commands: the groups `agent`, `run` and `artifact`, and `events`, for a larger command.
+"""The embedder's commands: the groups `agent`, `run`, `artifact`, `memory` and `message`, and `events`.
 
 They do over the wire what any embedder could do, and print it for a person or, with `--json`, for a machine.
 Below them stands the client; above them `espalier_local.command`, which owns the word `espalier`.
@@ -6,7 +6,7 @@ Below them stands the client; above them `espalier_local.command`, which owns th
 
 import typer
 
-from espalier_client.commands import agent, artifact, events, run
+from espalier_client.commands import agent, artifact, events, memory, message, run
 from espalier_client.commands.target import LocateFolder, beside_here, target_options
 
 
@@ -16,7 +16,9 @@ def app_groups(locate_folder: LocateFolder = beside_here) -> typer.Typer:
     `locate_folder` finds the data folder whose profile names a runtime and a key.
     """
     together = typer.Typer()
-    for name, group in (("agent", agent.group()), ("run", run.group()), ("artifact", artifact.group())):
+    groups = {"agent": agent, "run": run, "artifact": artifact, "memory": memory, "message": message}
+    for name, subject in groups.items():
+        group = subject.group()
         group.callback()(target_options(locate_folder))
         together.add_typer(group, name=name)
     together.command("events")(events.command(locate_folder))

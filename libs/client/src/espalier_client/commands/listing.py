@@ -6,12 +6,13 @@ terminal is it cut at the edge. What the wire says is neither markup nor obeyed.
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Protocol, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from espalier_client.lists import Page
 from espalier_client.timeline import printable
 from espalier_protocol.shapes import PAGE_DEFAULT, PAGE_MAX
 from espalier_protocol.strict_json import dumps
@@ -29,19 +30,6 @@ GAP: Final = "  "
 Limit = Annotated[int, typer.Option(min=1, max=LISTED_MAX, help="How many, newest first.")]
 All = Annotated[bool, typer.Option("--all", help=f"All of them, up to {LISTED_MAX}.")]
 LIMIT_DEFAULT: Final = PAGE_DEFAULT
-
-Item = TypeVar("Item", covariant=True)
-
-
-class Page(Protocol[Item]):
-    """What every `*.list` answers."""
-
-    @property
-    def items(self) -> Sequence[Item]: ...
-
-    @property
-    def cursor(self) -> str | None: ...
-
 
 Thing = TypeVar("Thing")
 Fetch = Callable[[str | None, int], Awaitable[Page[Thing]]]
@@ -113,6 +101,11 @@ def moment(at: datetime | None) -> str:
 def instant(at: datetime | None) -> str:
     """To the second, for one thing in full."""
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if at else ""
+
+
+def plain(value: Any) -> str:
+    """A JSON value in a table: a text as it is, anything else on one line."""
+    return value if isinstance(value, str) else dumps(value).decode()
 
 
 def compact(value: Any) -> str:

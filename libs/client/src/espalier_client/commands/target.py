@@ -2,6 +2,7 @@
 
 What was given on the command line or in the environment comes first; what is missing comes from the profile
 that `espalier up` leaves in its data folder. The profile's key is only ever sent to the profile's runtime.
+A runtime with several gateways is named by their addresses with commas between them.
 """
 
 import json
@@ -27,7 +28,7 @@ class NoTarget(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    base_url: str
+    base_urls: tuple[str, ...]
     api_key: str = field(repr=False)
 
 
@@ -40,22 +41,35 @@ class Given:
     profile: Callable[[], Path]
 
     def target(self) -> Target:
-        if self.base_url and self.api_key:
-            return Target(self.base_url, self.api_key)
+        base_urls = split(self.base_url)
+        if base_urls and self.api_key:
+            return Target(base_urls, self.api_key)
         kept = _read(self.profile())
-        if self.base_url and self.base_url.rstrip("/") != kept.get("base_url", "").rstrip("/"):
-            raise NoTarget(f"No key is known for {self.base_url}; pass --key or set ESPALIER_API_KEY.")
-        base_url, api_key = self.base_url or kept.get("base_url"), self.api_key or kept.get("api_key")
-        if not base_url or not api_key:
+        known = split(kept.get("base_url"))
+        strange = [base_url for base_url in base_urls if base_url not in known]
+        if strange:
+            raise NoTarget(f"No key is known for {strange[0]}; pass --key or set ESPALIER_API_KEY.")
+        base_urls, api_key = base_urls or known, self.api_key or kept.get("api_key")
+        if not base_urls or not api_key:
             raise NoTarget("No runtime is known; start one with `espalier up`, or pass --base-url and --key.")
-        return Target(base_url, api_key)
+        return Target(base_urls, api_key)
+
+
+def split(base_url: str | None) -> tuple[str, ...]:
+    """The addresses in a setting."""
+    return tuple(part.strip().rstrip("/") for part in (base_url or "").split(",") if part.strip())
 
 
 def beside_here(chosen: Path | None) -> Path:
     return chosen or Path(DATA_FOLDER)
 
 
-BaseUrl = Annotated[str | None, typer.Option(envvar="ESPALIER_BASE_URL", help="Where the runtime is.")]
+BaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        envvar="ESPALIER_BASE_URL", help="Where the runtime is; several gateways with commas between them."
+    ),
+]
 Key = Annotated[
     str | None,
     typer.Option(envvar="ESPALIER_API_KEY", help="The key to call with; others see a command line."),

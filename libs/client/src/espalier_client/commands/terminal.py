@@ -17,10 +17,12 @@ from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
 from espalier_client.client import AepClient
-from espalier_client.commands.listing import Page, Thing, each
+from espalier_client.commands.listing import Thing, each
 from espalier_client.commands.target import Given
 from espalier_client.errors import ClientError
+from espalier_client.lists import Page
 from espalier_client.timeline import printable
+from espalier_protocol.strict_json import JsonError, JsonValue, loads
 
 FAILED = 2
 DOCUMENT_BYTES_MAX = 8 * 1024 * 1024
@@ -41,7 +43,7 @@ def perform(context: typer.Context, act: Callable[[AepClient], Awaitable[Value]]
 
     async def connected() -> Value:
         target = given.target()
-        async with AepClient(target.base_url, target.api_key) as client:
+        async with AepClient(target.base_urls, target.api_key) as client:
             return await act(client)
 
     given: Given = context.obj
@@ -114,6 +116,20 @@ def document(given: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise Unusable(f"{_name(given)} holds no object (names with values).")
     return value
+
+
+def json_value(given: str) -> JsonValue:
+    """A value given as JSON, or as a text that does not look like JSON, or as `-` for standard input.
+
+    What begins like an object, a list or a quoted text is meant as one, so that a slip in it is told.
+    """
+    text = _read(given) if given == STDIN else given
+    try:
+        return loads(text.encode(errors="surrogateescape"))
+    except JsonError as err:
+        if text.lstrip().startswith(("{", "[", '"')):
+            raise Unusable(f"The value is no JSON: {err.reason}") from err
+        return text
 
 
 def checked(model: type[Model], members: dict[str, Any]) -> Model:

@@ -6,7 +6,7 @@ A method of that table which is missing here is not built yet and answers `capab
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from espalier_gateway.methods import agent, artifact, run, session
+from espalier_gateway.methods import agent, artifact, memory, message, run, session
 from espalier_gateway.methods.call import Call
 from espalier_protocol.shapes import Resource
 
@@ -28,4 +28,11 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "artifact.get": artifact.get,
     "artifact.list": artifact.list_,
     "artifact.delete": artifact.delete,
+    "memory.write": memory.write,
+    "memory.read": memory.read,
+    "memory.search": memory.search,
+    "memory.delete": memory.delete,
+    "message.send": message.send,
+    "message.inbox": message.inbox,
+    "message.list": message.list_,
 }

@@ -18,6 +18,14 @@ class ToolDefinition:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """The tools that a model may call; `troubles`: one sentence for each server whose tools are missing."""
+
+    definitions: tuple[ToolDefinition, ...]
+    troubles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRequest:
     """One attempt at one answer. `attempt` counts from 1 since the cycle began or was last answered."""
 
@@ -45,13 +53,19 @@ class ModelAnswer:
 
 
 class ModelFault(Exception):
-    """No answer. `reason` is a short word for the embedder, `tokens` what the attempt cost at most."""
+    """No answer. `reason` is a short word for the embedder, `tokens` what the attempt cost at most.
 
-    def __init__(self, reason: str, *, retryable: bool, tokens: int = 0) -> None:
+    `retry_after_s` is how long the provider wants to be left alone, in seconds, if it said so.
+    """
+
+    def __init__(
+        self, reason: str, *, retryable: bool, tokens: int = 0, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.retryable = retryable
         self.tokens = tokens
+        self.retry_after_s = retry_after_s
 
 
 class Model(Protocol):

@@ -6,6 +6,7 @@ run's own state and never remembered here: any process may give the next answer.
 `Model`. Below: `plan`.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Final
@@ -35,6 +36,10 @@ __all__ = ["ScriptedModel", "load_plan"]
 SUBSTITUTED_BYTES_MAX: Final = 1024 * 1024
 """What all pointers of one answer may bring in together: a short plan must not become a huge answer."""
 
+EXCERPT_BYTES_MAX: Final = 160_000
+"""Of an excerpt, as JSON: a memory record holds one and the arguments of a call hold three."""
+
+CUT: Final = "\n[shortened: only the beginning was kept]"
 REASON_CHARS_MAX: Final = 300
 _INDEX_DIGITS_MAX: Final = 9
 
@@ -103,11 +108,17 @@ class _Filling:
     def _known(self) -> JsonValue:
         """The document that pointers look into; only answers that point pay for it."""
         turns = tuple(_turns(self._request))
+        cycle = self._request.progress.cycle
+        this_cycle = [result.content for turn in cycle.turns for result in turn.results] if cycle else []
         return {
             "goal": self._request.run.goal,
             "inputs": self._request.run.inputs,
             "results": [_parsed(result.content) for turn in turns for result in turn.results],
             "texts": [turn.answer.text for turn in turns],
+            "cycle": {
+                "results": [_parsed(content) for content in this_cycle],
+                "excerpts": [_excerpt(content) for content in this_cycle],
+            },
         }
 
     def text(self, template: str) -> str:
@@ -163,6 +174,16 @@ def _parsed(content: str) -> JsonValue:
         return strict_json.loads(content.encode())
     except strict_json.JsonError:
         return content
+
+
+def _excerpt(content: str) -> str:
+    """The text, or as much of its beginning as an excerpt holds and a note that says so."""
+    if len(strict_json.dumps(content)) <= EXCERPT_BYTES_MAX:
+        return content
+    room = EXCERPT_BYTES_MAX - len(strict_json.dumps(CUT))
+    ends = range(min(len(content), room))
+    fitting = bisect_right(ends, room, key=lambda end: len(strict_json.dumps(content[:end])))
+    return content[: ends[fitting - 1]] + CUT
 
 
 def _member(value: JsonValue, token: str, pointer: str) -> JsonValue:

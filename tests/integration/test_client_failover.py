@@ -1,0 +1,233 @@
+"""Two gateways and one worker on the same stores, and a client that knows both: each gateway dies in turn.
+
+Whatever dies: every follower sees 1..n once and in order and within seconds, typed calls go on, and no create
+is doubled.
+"""
+
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import anyio
+import pytest
+from forked import Service
+from scripted_runs import DONE, POLL_S, Reader, follow, log_of, make_agent, note, start_run
+from tests.integration.conftest import GatewayProcess, StartGateway
+from tests.integration.wire_artifacts import keep_artifact
+
+from espalier_client import AepClient, Cause, TransportError
+from espalier_protocol.ids import from_wire
+from espalier_store.pool import Pool, transaction
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+WAIT_S = 50.0
+MOVES_WITHIN_S = 8.0
+"""How long after the death of its gateway a follower may see nothing of a run that goes on all the time."""
+
+PLAN_DELAY_S = 0.1
+LONG_PLAN = [note(f"{number}.md", delay_s=PLAN_DELAY_S) for number in range(300)] + [DONE]
+"""Goes on for longer than any test looks, which then cancels it."""
+
+FOLLOWERS = 6
+CALLERS = 4
+
+
+@dataclass
+class Pair:
+    """Two gateways, and a client that was given both."""
+
+    gateways: list[GatewayProcess]
+    client: AepClient
+    start: StartGateway
+
+    async def restart(self, place: int) -> None:
+        """Where it was before."""
+        port = int(self.gateways[place].base_url.rsplit(":")[-1])
+        self.gateways[place] = await self.start(port=port)
+
+    def kill(self, place: int) -> None:
+        self.gateways[place].service.kill()
+
+
+@pytest.fixture
+async def pair(
+    start: Callable[..., Service], start_gateway: StartGateway, api_key: str
+) -> AsyncIterator[Pair]:
+    start("worker", ESPALIER_MODELS_SCRIPTED="on")
+    gateways = [await start_gateway() for _ in range(2)]
+    async with AepClient([gateway.base_url for gateway in gateways], api_key) as client:
+        yield Pair(gateways, client, start_gateway)
+
+
+async def all_move(pool: Pool, readers: list[Reader], within_s: float = MOVES_WITHIN_S) -> None:
+    """Wait until each of them has seen something that happens from now on."""
+    last = await pool.fetchval("select max(seq) from events")
+    with anyio.fail_after(within_s):
+        while any(len(reader.events) <= last for reader in readers):
+            await anyio.sleep(POLL_S)
+
+
+async def test_followers_see_everything_once_while_their_gateways_die_in_turn(pair: Pair, pool: Pool) -> None:
+    with anyio.fail_after(WAIT_S):
+        run = await start_run(pair.client, LONG_PLAN)
+        async with anyio.create_task_group() as group:
+            readers = follow(group, pair.client, [run.id] * FOLLOWERS)
+            await all_move(pool, readers)
+            for place in (0, 1, 0):
+                pair.kill(place)
+                await all_move(pool, readers)
+                await pair.restart(place)
+            await pair.client.run_cancel(run.id)
+
+    log = await log_of(pool, run.id)
+    assert [seq for seq, _, _ in log] == list(range(1, len(log) + 1))
+    assert log[-1][1] == "run.ended"
+    assert [reader.log for reader in readers] == [log] * FOLLOWERS
+
+
+@dataclass
+class Caller:
+    """Makes agents and reads them all the time, and counts what it was told."""
+
+    client: AepClient
+    made: list[str] = field(default_factory=list)
+    unknown: list[Cause] = field(default_factory=list)
+    reads: int = 0
+    enough: bool = False
+
+    async def call(self) -> None:
+        while not self.enough:
+            try:
+                self.made.append((await make_agent(self.client)).id)
+            except TransportError as error:
+                self.unknown.append(error.cause)
+            for agent_id in self.made[-1:]:
+                assert (await self.client.agent_get(agent_id)).id == agent_id
+                self.reads += 1
+
+    async def advances(self, count: int) -> None:
+        """Wait until it made so many more agents."""
+        wanted = len(self.made) + count
+        while len(self.made) < wanted:
+            await anyio.sleep(POLL_S)
+
+
+async def all_advance(callers: list[Caller], count: int) -> None:
+    with anyio.fail_after(MOVES_WITHIN_S):
+        async with anyio.create_task_group() as group:
+            for caller in callers:
+                group.start_soon(caller.advances, count)
+
+
+async def test_calls_go_on_while_gateways_die_in_mid_call_and_no_create_is_doubled(
+    pair: Pair, pool: Pool
+) -> None:
+    """Each create is one row, or one error that leaves open whether there is a row; reads never fail."""
+    callers = [Caller(pair.client) for _ in range(CALLERS)]
+    with anyio.fail_after(WAIT_S):
+        async with anyio.create_task_group() as group:
+            for caller in callers:
+                group.start_soon(caller.call)
+            await all_advance(callers, 3)
+            for place in (0, 1) * 2:
+                pair.kill(place)
+                await all_advance(callers, 3)
+                await pair.restart(place)
+            for caller in callers:
+                caller.enough = True
+
+    made = [agent_id for caller in callers for agent_id in caller.made]
+    unknown = [cause for caller in callers for cause in caller.unknown]
+    rows = {row["id"] for row in await pool.fetch("select id from agents")}
+    known = {from_wire("agt", agent_id) for agent_id in made}
+    assert len(known) == len(made)
+    assert known <= rows
+    assert len(rows) <= len(made) + len(unknown)
+    assert set(unknown) <= {Cause.lost}
+
+
+async def test_a_read_goes_on_and_a_create_is_told_when_their_gateway_dies_in_the_middle_of_them(
+    pair: Pair, pool: Pool
+) -> None:
+    agent = await make_agent(pair.client)
+    read: list[str] = []
+
+    async def reader() -> None:
+        read.append((await pair.client.agent_get(agent.id)).id)
+
+    with anyio.fail_after(WAIT_S):
+        async with anyio.create_task_group() as group, transaction(pool) as connection:
+            await connection.execute("lock table agents in access exclusive mode")
+            group.start_soon(reader)
+            group.start_soon(_kill_when_calls_wait, pair, pool, 2)
+            with pytest.raises(TransportError) as caught:
+                await make_agent(pair.client)
+            assert read == []
+        assert (caught.value.cause, read) == (Cause.lost, [agent.id])
+        again = await make_agent(pair.client)
+
+    ids = [row["id"] for row in await pool.fetch("select id from agents order by created_at")]
+    assert ids == [from_wire("agt", each.id) for each in (agent, again)]
+
+
+async def _kill_when_calls_wait(pair: Pair, pool: Pool, count: int) -> None:
+    waiting = "select count(*) from pg_locks where relation = 'agents'::regclass and not granted"
+    while await pool.fetchval(waiting) < count:
+        await anyio.sleep(POLL_S)
+    pair.kill(0)
+
+
+async def test_a_create_at_a_frozen_gateway_is_told_and_made_once(
+    pair: Pair, pool: Pool, monkeypatch: pytest.MonkeyPatch, api_key: str
+) -> None:
+    """It was heard by the kernel, so that it may yet be done: it is not sent to the other gateway."""
+    monkeypatch.setattr("espalier_client.transport.ANSWER_TIMEOUT_S", 1.0)
+    async with AepClient(pair.client.base_urls, api_key) as client:
+        first = await make_agent(client)
+        with anyio.fail_after(WAIT_S):
+            with pair.gateways[0].service.frozen():
+                with pytest.raises(TransportError) as caught:
+                    await make_agent(client)
+                assert caught.value.cause is Cause.silent
+                second = await make_agent(client)
+
+    ids = {row["id"] for row in await pool.fetch("select id from agents")}
+    assert {from_wire("agt", each.id) for each in (first, second)} <= ids
+    assert len(ids) <= 3
+
+
+async def test_without_any_gateway_a_call_ends_with_one_sentence_and_a_stream_waits(
+    pair: Pair, pool: Pool
+) -> None:
+    with anyio.fail_after(WAIT_S):
+        run = await start_run(pair.client, LONG_PLAN)
+        async with anyio.create_task_group() as group:
+            (reader,) = follow(group, pair.client, [run.id])
+            await all_move(pool, [reader])
+            pair.kill(0)
+            pair.kill(1)
+            with pytest.raises(TransportError) as caught:
+                await make_agent(pair.client)
+            await pair.restart(1)
+            await all_move(pool, [reader], within_s=15.0)
+            await pair.client.run_cancel(run.id)
+
+    urls = ", ".join(pair.client.base_urls)
+    assert str(caught.value).startswith(f"None of the gateways {urls} answers: The runtime at ")
+    assert caught.value.cause is Cause.unsent
+    assert reader.log == await log_of(pool, run.id)
+
+
+async def test_a_download_goes_on_at_the_other_gateway(pair: Pair, pool: Pool) -> None:
+    """It is larger than what sockets hold, so that the rest cannot have been on its way already."""
+    content = random.Random(1).randbytes(30_000_000)
+    with anyio.fail_after(WAIT_S):
+        run = await start_run(pair.client, [DONE])
+        artifact_id = await keep_artifact(pool, run.id, content)
+        pieces = pair.client.artifact_bytes(artifact_id)
+        got = await anext(pieces)
+        pair.kill(0)
+        got += b"".join([piece async for piece in pieces])
+
+    assert got == content
