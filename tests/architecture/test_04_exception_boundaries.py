@@ -15,6 +15,8 @@ BROAD = {"Exception", "BaseException"} | GROUPS
 # Where everything may be caught, and why. Add a file only with the sentence that says who answers for it.
 BOUNDARIES: dict[str, str] = {
     "gateway/dispatcher.py": "every failure of a call becomes its JSON-RPC error here",
+    "run_worker/models/openai_compatible.py": "whatever the SDK makes of a provider's bytes is a run's fault",
+    "mcp_broker/session.py": "whatever the SDK raises, a call has an outcome and the broker lives on",
     "mcp_broker/app.py": "every failure of a worker's request becomes a bare status here",
     "local/first_key.py": "whatever a database answers becomes the launcher's one sentence about its address",
     "local/schema.py": "the same, for the four libraries that a migration passes through",

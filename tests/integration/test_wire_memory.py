@@ -276,6 +276,7 @@ async def test_records_that_match_equally_come_newest_first(tree: Tree, gateway:
     for key in made:
         await tree.write(key, "same")
     assert await tree.found("same") == made[::-1]
+    assert await tree.found("same", k=2) == made[:1:-1]
     await gateway.pool.execute("update memory_records set created_at = now()")
     assert await tree.found("same") == made[::-1], "of one moment by their ids"
     assert await tree.found("same", k=2) == made[:1:-1]

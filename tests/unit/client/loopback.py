@@ -45,7 +45,7 @@ class Loopback:
         return f"http://127.0.0.1:{self.port}"
 
     def on(self, name: str, *answers: Answer) -> None:
-        """Answers in the order of the requests; the last one is repeated."""
+        """Answers in the order of the requests; the last one is repeated. Without any, it is no runtime."""
         self.answers[name] = list(answers)
 
     def asked(self, name: str) -> list[Request]:
@@ -57,7 +57,7 @@ class Loopback:
             if request is None:
                 return
             self.requests.append(request)
-            waiting = self.answers[request.name]
+            waiting = self.answers[request.name] or [reply(404, b"")]
             answer = waiting.pop(0) if len(waiting) > 1 else waiting[0]
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream):  # it left
                 await answer(request, stream)

@@ -32,11 +32,13 @@ from espalier_local.errors import LocalError
 from espalier_local.folder import locate_folder, open_folder, plainly, throwaway_folder
 from espalier_local.git_repository import Repository, find_repository
 from espalier_local.options import RuntimeOptions
+from espalier_local.preflight import read_settings
 from espalier_local.runtime import LocalRuntime, local_runtime
 from espalier_protocol.events import Event
 from espalier_protocol.message import MessageSend
 from espalier_protocol.run import RunCreate
 from espalier_run_worker.models.endpoint import EndpointInvalid, endpoint
+from espalier_run_worker.settings import WorkerSettings
 
 PLAN: Final = "demo_plan.yaml"
 SERVERS: Final = "mcp_servers.json"
@@ -205,9 +207,9 @@ def _said(result: Any) -> str:
 
 
 def _require_endpoint(model: str) -> None:
-    base_url, key = (os.environ.get(name, "").strip() for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"))
+    settings = read_settings(WorkerSettings, model=model)
     try:
-        endpoint(model, base_url, key)
+        endpoint(model, settings.openai_base_url.strip(), settings.openai_api_key.get_secret_value().strip())
     except EndpointInvalid as invalid:
         raise LocalError(str(invalid)) from invalid
 

@@ -44,6 +44,9 @@ CEILINGS: Final = Ceilings(
 )
 BUDGETS: Final = Budgets(tokens_per_cycle=500_000, tool_calls_per_cycle=40, seconds_per_cycle=1800)
 
+CONNECT_TIMEOUT_S: Final = 60
+"""A busy machine, or one that has never run it, may take long to load the server; the first call waits."""
+
 MONTH: Final = timedelta(days=30)
 YEAR: Final = timedelta(days=365)
 
@@ -77,4 +80,5 @@ def git_server(repository: Repository) -> dict[str, Any]:
         "command": sys.executable,
         "args": ["-m", "mcp_server_git", "--repository", str(repository.path)],
         "env": git_environment(),
+        "connect_timeout_s": CONNECT_TIMEOUT_S,
     }

@@ -71,12 +71,16 @@ class ModelAnswered:
 
 @dataclass(frozen=True, slots=True)
 class ModelFailed:
-    """An attempt without an answer, charged `tokens`. `retryable`: asking again may help."""
+    """An attempt without an answer, charged `tokens`. `retryable`: asking again may help.
+
+    `retry_after_s` is how long the provider asked to be left alone, None if it did not.
+    """
 
     cycle: int
     reason: str
     retryable: bool
     tokens: int
+    retry_after_s: float | None = None
     kind: Literal["model_failed"] = "model_failed"
 
 

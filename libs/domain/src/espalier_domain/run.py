@@ -39,6 +39,9 @@ MODEL_ATTEMPTS_MAX: Final = 4
 """Attempts at one answer before the cycle gives up and sleeps."""
 
 RETRY_FIRST_S: Final = 1.0
+RETRY_AFTER_S_MAX: Final = 300.0
+"""The most that a provider's wish to be left alone is heeded within a cycle."""
+
 CALL_S_MIN: Final = 1.0
 TOOL_CHARS_SHOWN_MAX: Final = 200
 
@@ -204,7 +207,8 @@ def decided(cycle: OpenCycle, decision: CycleDecision) -> tuple[Entry, ...]:
 def _after_failure(cycle: OpenCycle) -> Step:
     if len(cycle.failures) >= MODEL_ATTEMPTS_MAX:
         return Write(decided(cycle, forced_sleep("The model did not answer.")))
-    delay = RETRY_FIRST_S * 2 ** (len(cycle.failures) - 1)
+    asked_for = min(cycle.failures[-1].retry_after_s or 0.0, RETRY_AFTER_S_MAX)
+    delay = max(RETRY_FIRST_S * 2 ** (len(cycle.failures) - 1), asked_for)
     return Write((Parked(cycle.number, "retry", delay),))
 
 

@@ -30,5 +30,5 @@ def canonical(tool: str) -> str:
 def has_tool(toolset: Sequence[str], tool: str) -> bool:
     """Whether a toolset names a tool of the broker."""
     name = canonical(tool)
-    server = name.rpartition(".")[0]
+    server = ".".join(name.split(".")[:2])  # a tool's own name may hold dots
     return any(canonical(entry) in (name, f"{server}.{ALL_OF_IT}") for entry in toolset)

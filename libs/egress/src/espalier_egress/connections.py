@@ -21,9 +21,9 @@ from espalier_egress.policy import Policy
 Resolver: TypeAlias = Callable[[str], Awaitable[Sequence[Address]]]
 """Gives all addresses of a name, or raises EgressUnreachable. The outside thing that a test may bring."""
 
-CONNECT_WAIT_S: Final = 6.0
+CONNECT_WAIT_S: Final = 8.0
 """For the name and all its addresses together."""
-ADDRESS_WAIT_S: Final = 2.0
+ADDRESS_WAIT_S: Final = 3.0
 ADDRESSES_TRIED_MAX: Final = 4
 CLOSE_WAIT_S: Final = 1.0
 HEAD_BYTES_MAX: Final = 64 * 1024

@@ -49,8 +49,10 @@ def set_up_logs(settings: LogSettings) -> None:
 LIBRARIES = {
     "arq": logging.WARNING,
     "asyncpg": logging.ERROR,  # its pool tells of each lost connection with a traceback; we tell it in a line
+    "client": logging.ERROR,  # what the MCP library's session calls itself
     "httpx2": logging.WARNING,
     "mcp": logging.WARNING,
+    "openai": logging.WARNING,  # at debug it writes prompts down
     "uvicorn": logging.WARNING,
 }
 """The least important lines of libraries that are worth a reader's time."""

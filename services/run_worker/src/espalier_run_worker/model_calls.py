@@ -51,7 +51,7 @@ async def _attempt(model: Model, offer: Offer, run: RunFacts, progress: Progress
         try:
             answer = await model.answer(request)
         except ModelFault as fault:
-            return ModelFailed(number, fault.reason, fault.retryable, fault.tokens)
+            return ModelFailed(number, fault.reason, fault.retryable, fault.tokens, fault.retry_after_s)
         return _answered(number, progress.answers + 1, answer)
     return ModelFailed(number, "timeout", retryable=True, tokens=step.tokens_max)
 
