@@ -42,8 +42,9 @@ up: $(STAMP) ## start everything on this machine; Ctrl-C stops it
 	@$(BIN)/espalier up
 
 demo: export DEMO_REPO = $(value REPO)
-demo: $(STAMP) ## let an agent write release notes for a git repository (REPO=path, default: this one)
-	@$(BIN)/espalier demo --repo "$$DEMO_REPO"
+demo: export DEMO_MODEL = $(value MODEL)
+demo: $(STAMP) ## let an agent write release notes for a git repository (REPO=path, MODEL=name; default: this, scripted)
+	@$(BIN)/espalier demo --repo "$$DEMO_REPO" $${DEMO_MODEL:+--model "$$DEMO_MODEL"}
 
 check: $(STAMP) ## style, types, import contracts, architecture, freshness of the lock
 	$(BIN)/ruff check .

@@ -36,6 +36,7 @@ TRAILING_S: Final = 0.3
 """What a run leaves to do after its end (its publish rows are swept every 200 ms) is part of its cost."""
 
 OPEN_FILES: Final = 8192
+ECHO_PORT: Final = "echo"
 POSTGRES_SHOWN: Final = "server_version fsync synchronous_commit full_page_writes shared_buffers".split()
 WRITES: Final = "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
 """Rises by one for each transaction that writes, and is exact at any moment, unlike Postgres' statistics."""
@@ -51,6 +52,7 @@ class Runtime:
 
     local: LocalRuntime
     sql: Sql = field(repr=False)
+    ports: Mapping[str, int]
     pids: Mapping[str, int]
     facts: Mapping[str, str]
 
@@ -144,12 +146,22 @@ class Load:
 async def open_runtime(
     env: Mapping[str, str], *, script: str = "", postgres_options: Mapping[str, str] | None = None
 ) -> AsyncIterator[Runtime]:
-    """A runtime in a folder that goes with it. `script` is the text of the operator's plan."""
+    """A runtime in a folder that goes with it. `script` is the text of the operator's plan.
+
+    Its broker knows the bench's own MCP server by the names `stdio` and `http`; neither is started before a
+    scenario asks for it.
+    """
+    ports = {ECHO_PORT: free_port()}
+    servers = {
+        "stdio": {"command": sys.executable, "args": ["-m", "benchmarks.echo_server"], "cwd": str(ROOT)},
+        "http": {"url": f"http://127.0.0.1:{ports[ECHO_PORT]}/mcp"},
+    }
     with throwaway_folder() as folder:
         options = RuntimeOptions(
             port=0,
             data_dir=folder / "data",
             script=_kept(folder / "plan.yaml", script),
+            mcp_servers=_kept(folder / "mcp.json", json.dumps({"mcpServers": servers})),
             postgres_options=postgres_options or {},
             env=env,
             restart=False,  # a crash in mid-measurement must show
@@ -157,12 +169,12 @@ async def open_runtime(
         async with local_runtime(options) as local:
             sql = await asyncpg.connect(local.servers.postgres_url)
             try:
-                yield await _watched(local, sql)
+                yield await _watched(local, sql, ports)
             finally:
                 await sql.close()
 
 
-async def _watched(local: LocalRuntime, sql: Sql) -> Runtime:
+async def _watched(local: LocalRuntime, sql: Sql, ports: Mapping[str, int]) -> Runtime:
     gateway, worker = local.gateway.pid, local.workers[0].pid
     assert gateway is not None
     assert worker is not None
@@ -184,7 +196,7 @@ async def _watched(local: LocalRuntime, sql: Sql) -> Runtime:
         "Postgres": ", ".join(shown).removeprefix("server_version "),
         "Redis": ", ".join([f"{product} {version}", *kept]),
     }
-    return Runtime(local, sql, pids, facts)
+    return Runtime(local, sql, ports, pids, facts)
 
 
 def cpu_s(pid: int) -> float:

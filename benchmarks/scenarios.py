@@ -13,6 +13,7 @@ import anyio
 from benchmarks.plans import COMPLETES, Plan, paced
 from benchmarks.report import Taken
 from benchmarks.runtime import WRITES, Clocks, Runtime
+from benchmarks.tools import tools
 
 ROUNDS: Final = 3
 OURS: Final = ("gateway", "worker")
@@ -287,6 +288,7 @@ PLANS_FROM_WIRE: Final = {"ESPALIER_MODELS_SCRIPTED": "on"}
 STAGES: Final = (
     Stage({"noop": noop, "rpc": rpc}, RAISED),
     Stage({"complete": complete}, RAISED, script=COMPLETES),
+    Stage({"tools": tools}, {**RAISED, **PLANS_FROM_WIRE}),
     Stage({"followers": followers, "joiners": joiners, "replay": replay}, {**RAISED, **PLANS_FROM_WIRE}),
     Stage(
         {"commits": commits, "idle": idle},

@@ -45,6 +45,7 @@ ENVIRONMENT = frozenset(("environ", "environb", "getenv", "putenv", "load_dotenv
 ENVIRONMENT_READERS: dict[str, str] = {
     "local/runtime.py": "children get the launcher's environment plus their own settings",
     "mcp_broker/stdio.py": "a server's program gets the few variables that every program needs",
+    "local/git_repository.py": "git is configured by variables too; it gets those and no other",
     "local/up.py": "NO_COLOR is every terminal program's, not a setting of ours",
 }
 # Files that a process starts from: the only ones that build settings.

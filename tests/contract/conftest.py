@@ -1,4 +1,4 @@
-"""A gateway process and a worker process for each file of the contract, and embedders that drive them.
+"""A gateway, a tool broker and a worker for each file of the contract, and embedders that drive them.
 
 Embedders are cheap: each test has an owner of its own, so that no test sees what another one made.
 """
@@ -15,7 +15,7 @@ import pytest
 from forked import start_service
 from helix_sdk import PROTOCOL_VERSION, HelixClient
 from tests.contract.embedder import NINE, Embedder
-from tests.integration.conftest import Stores, own_stores, until_ready
+from tests.integration.conftest import INTERNAL_KEY, Stores, own_stores, until_ready
 from tests.integration.wire import ANSWER_WAIT_S, Wire
 
 from espalier_local.keys import create_key
@@ -64,15 +64,22 @@ async def runtime(servers: LocalServers, tmp_path_factory: pytest.TempPathFactor
 @asynccontextmanager
 async def _running(stores: Stores, http: httpx2.AsyncClient, logs: Path) -> AsyncIterator[None]:
     """The worker also follows plans that come with a run; without one it answers "ok"."""
-    port = str(http.base_url.port)
+    broker = f"http://127.0.0.1:{free_port()}"
+    environment = {
+        **stores.environment(),
+        "ESPALIER_PORT": str(http.base_url.port),
+        "ESPALIER_BROKER_PORT": broker.rsplit(":")[-1],
+        "ESPALIER_BROKER_URL": broker,
+        "ESPALIER_INTERNAL_KEY": INTERNAL_KEY,
+        "ESPALIER_MODELS_SCRIPTED": "on",
+    }
     services = [
-        start_service("gateway", {**stores.environment(), "ESPALIER_PORT": port}, logs / "gateway.log"),
-        start_service(
-            "worker", {**stores.environment(), "ESPALIER_MODELS_SCRIPTED": "on"}, logs / "worker.log"
-        ),
+        start_service(name, environment, logs / f"{name}.log") for name in ("gateway", "broker", "worker")
     ]
     try:
         await until_ready(http)
+        async with httpx2.AsyncClient(base_url=broker, trust_env=False) as to_broker:
+            await until_ready(to_broker)
         yield
     finally:
         for service in services:

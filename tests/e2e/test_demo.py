@@ -18,8 +18,8 @@ import anyio
 import asyncpg
 import psutil
 import pytest
+from fake_openai import answer, fake_openai
 from rich.console import Console
-from tests.support.fake_openai import answer, fake_openai
 
 from espalier_client import AepClient
 from espalier_client.timeline import Timeline
@@ -62,7 +62,7 @@ ESPALIER = str(Path(sys.executable).parent / "espalier")
 
 
 def slow(test: Test) -> Test:
-    """It starts a whole runtime."""
+    """It starts a whole runtime, or the command several times."""
     bounded: Test = pytest.mark.timeout(WAIT_S + 30)(test)
     marked: Test = pytest.mark.slow(bounded)
     return marked
@@ -283,6 +283,7 @@ async def test_a_model_that_makes_no_artifact_is_told_of_in_one_sentence(
 # --- what is in the way ----------------------------------------------------------------------------------
 
 
+@slow
 async def test_what_is_in_the_way_is_one_sentence_before_anything_is_started(
     repository: tuple[Path, list[str]], tmp_path: Path
 ) -> None:

@@ -375,12 +375,12 @@ async def test_other_calls_are_answered_while_a_page_is_read(desk: Desk) -> None
 
     async def ask() -> None:
         while True:
-            await anyio.sleep(POLL_S)
             begun = monotonic()
+            await anyio.sleep(POLL_S)
             await desk.call("time")
             answered_after.append(monotonic() - begun)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(fetch)
         tasks.start_soon(ask)
-    assert answered_after and max(answered_after) < READING_S_MAX
+    assert answered_after and max(answered_after) < READING_S_MAX / 2

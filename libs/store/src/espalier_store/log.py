@@ -135,7 +135,9 @@ with held as (
     select id, clock_timestamp() as moment from (
         select id from runs
         where owner_id = $1 and id = $2 and lease_token = $6 and state in ('running', 'sleeping')
-            and not ($19::boolean and (cancel_requested_at is not null or wall_at <= clock_timestamp()))
+            and not ($19::boolean and (
+                cancel_requested_at is not null or wall_at <= clock_timestamp()
+                or max_tool_calls_per_cycle <> $26::integer))
         for no key update
     ) locked
 ), moved as (
@@ -212,8 +214,8 @@ async def move_run(
     """Append `lines` to what is there, and leave the run as `standing` says.
 
     `release` gives the lease up and raises the token; otherwise the lease is renewed. None if the run is no
-    longer held by this token or has ended, and with `unless_stopped` also if somebody asked for its cancel or
-    its wall time is over: both may have changed since the caller saw the row.
+    longer held by this token or has ended, and with `unless_stopped` also if somebody asked for its cancel,
+    its wall time is over, or its ceiling of tool calls has moved: all that since the caller saw the row.
     """
     row = await connection.fetchrow(
         MOVE_RUN,
@@ -238,6 +240,7 @@ async def move_run(
         snapshot,
         *([call[part] for call in lines.planned] for part in range(3)),
         lines.returned,
+        run.ceilings.max_tool_calls_per_cycle,
     )
     return replace(_moved(row), wake_id=row["wake_id"]) if row else None
 

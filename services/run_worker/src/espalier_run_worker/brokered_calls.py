@@ -144,8 +144,18 @@ class BrokeredCalls:
         return rows[call_id]
 
 
-async def record_outcomes(draft: Draft, outcomes: dict[str, Outcome]) -> None:
-    """Record what is known by now. A call that we gave up is one only if its row agrees, under the lock."""
+async def commit_outcomes(held: Held, outcomes: dict[str, Outcome]) -> None:
+    """Write down what is known by now. Without any outcome the row tells why there is none."""
+
+    async def record(draft: Draft) -> None:
+        await _record(draft, outcomes)
+
+    settled = outcomes and all(outcome.state in SETTLED for outcome in outcomes.values())
+    await (held.commit_at_once(record) if settled else held.commit(record))
+
+
+async def _record(draft: Draft, outcomes: dict[str, Outcome]) -> None:
+    """A call that we gave up is one only if its row agrees, under the lock."""
     cycle, run = draft.progress.cycle, draft.run
     under_way = draft.progress.under_way()
     if draft.cancelled or cycle is None or not under_way:

@@ -15,7 +15,7 @@ import structlog
 from espalier_domain.errors import FenceReached, LeaseLost, Unavailable
 from espalier_domain.journal import Entry
 from espalier_domain.run import CallBroker, CallModel, CallSelf, Reserve, Rest, StartCycle, Write
-from espalier_run_worker.brokered_calls import BrokeredCalls, Outcome, record_outcomes
+from espalier_run_worker.brokered_calls import BrokeredCalls, Outcome, commit_outcomes
 from espalier_run_worker.held import Held
 from espalier_run_worker.model_calls import ask
 from espalier_run_worker.models.model import Model
@@ -91,6 +91,6 @@ async def _take_step(workshop: Workshop, held: Held) -> None:
             outcomes: dict[str, Outcome] = {}
             with held.outside():
                 outcomes = await workshop.brokered.carry_out(held, step)
-            await held.commit(lambda draft: record_outcomes(draft, outcomes))
+            await commit_outcomes(held, outcomes)
         case StartCycle() | Reserve() | Write() | Rest():
             await held.write()

@@ -5,6 +5,8 @@ effect outside: a cycle's start and its reservation, its end, a limit, a cancel.
 it, and the steps that record into it.
 """
 
+from enum import IntEnum
+
 from espalier_acts.runs import cancelled
 from espalier_domain.history import prompt_tokens
 from espalier_domain.journal import CycleEnded, CycleStarted, Entry, ModelCallStarted, Parked
@@ -27,12 +29,20 @@ from espalier_store.pool import Connection
 from espalier_store.runs import LockedRun
 
 
+class Begins(IntEnum):
+    """What a draft may begin by itself; the rest is left to whoever takes the next step."""
+
+    NOTHING = 0
+    ATTEMPTS = 1
+    CYCLES = 2
+
+
 class Draft:
     """`record` what happened; `conclude` adds what follows from it.
 
     `wakes` are rows of the outbox that promise a wake, to be carried out after the commit.
 
-    A draft that does not begin leaves a new cycle or a new attempt to whoever takes the next step.
+    A new cycle is begun under the row's lock alone, because it reads what the run was given anew.
     """
 
     def __init__(
@@ -42,7 +52,7 @@ class Draft:
         facts: RunFacts,
         progress: Progress,
         *,
-        begins: bool = True,
+        begins: Begins = Begins.CYCLES,
     ) -> None:
         self.connection = connection
         self.run = run
@@ -76,7 +86,9 @@ class Draft:
             self.record(*cancelled(self.progress))
         while not self.resting():
             match self.next_step():
-                case StartCycle() | Reserve() if not self.begins:
+                case StartCycle() if self.begins < Begins.CYCLES:
+                    return
+                case Reserve() if self.begins < Begins.ATTEMPTS:
                     return
                 case StartCycle(number):
                     self.record(self._cycle(number))

@@ -21,7 +21,7 @@ from espalier_domain.journal import Entry, RunEnded
 from espalier_domain.progress import SNAPSHOT_VERSION, Progress
 from espalier_domain.run import RunFacts, Step, closing, next_step
 from espalier_eventlog.publisher import Publisher
-from espalier_run_worker.draft import Draft
+from espalier_run_worker.draft import Begins, Draft
 from espalier_store.fleet import claim_run, release_lease
 from espalier_store.pool import Pool, reading, transaction
 from espalier_store.runs import LockedRun, lock_run, run_facts
@@ -111,27 +111,35 @@ class Held:
                     return
 
     async def write(self, *entries: Entry) -> None:
-        """Commit `entries` and what follows from them.
-
-        What begins nothing new is one statement, which checks token, cancel and wall by itself. Where that is
-        refused the row is locked, which tells why.
-        """
+        """Commit `entries` and what follows from them, at once where that is possible."""
 
         async def record(draft: Draft) -> None:
             draft.record(*entries)
 
-        if not entries or not await self._write_at_once(entries):
+        if entries:
+            await self.commit_at_once(record)
+        else:
             await self.commit(record)
 
-    async def _write_at_once(self, entries: tuple[Entry, ...]) -> bool:
+    async def commit_at_once(self, record: Record) -> None:
+        """`commit` for what needs no lock, because it is true whatever has become of the run.
+
+        It is one statement, which checks token, cancel, wall and ceilings by itself, and begins no cycle.
+        Where that is refused the row is locked, which tells why.
+        """
+        if not await self._write_at_once(record):
+            await self.commit(record)
+
+    async def _write_at_once(self, record: Record) -> bool:
         """Whether it was enough. The row is the one that we saw last; what may have changed is checked."""
         async with self._publisher.in_order(self.run_id):
             try:
                 async with reading(self._pool) as connection:
                     asked_at = anyio.current_time()
                     row = replace(self._row, age_s=self._age_s)
-                    draft = Draft(connection, row, self.facts, self.progress, begins=False)
-                    draft.record(*entries)
+                    begins = Begins.NOTHING if self.hand_over else Begins.ATTEMPTS
+                    draft = Draft(connection, row, self.facts, self.progress, begins=begins)
+                    await record(draft)
                     written = await self._conclude(draft, unless_stopped=True)
             except Conflicted:
                 return False
@@ -149,7 +157,8 @@ class Held:
                 self.facts = await run_facts(connection, self.owner_id, self.run_id)
             else:
                 self.facts = replace(self.facts, ceilings=run.ceilings)
-            draft = Draft(connection, run, self.facts, self.progress, begins=not self.hand_over)
+            begins = Begins.NOTHING if self.hand_over else Begins.CYCLES
+            draft = Draft(connection, run, self.facts, self.progress, begins=begins)
             if draft.stopping:
                 await _take_in(draft, stopping=True)
             await record(draft)
