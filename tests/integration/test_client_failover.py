@@ -21,7 +21,8 @@ from espalier_store.pool import Pool, transaction
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-WAIT_S = 50.0
+WAIT_S = 40.0
+CALL_WAIT_S = 15.0
 MOVES_WITHIN_S = 8.0
 """How long after the death of its gateway a follower may see nothing of a run that goes on all the time."""
 
@@ -156,7 +157,7 @@ async def test_a_read_goes_on_and_a_create_is_told_when_their_gateway_dies_in_th
     async def reader() -> None:
         read.append((await pair.client.agent_get(agent.id)).id)
 
-    with anyio.fail_after(WAIT_S):
+    with anyio.fail_after(CALL_WAIT_S):
         async with anyio.create_task_group() as group, transaction(pool) as connection:
             await connection.execute("lock table agents in access exclusive mode")
             group.start_soon(reader)
@@ -185,7 +186,7 @@ async def test_a_create_at_a_frozen_gateway_is_told_and_made_once(
     monkeypatch.setattr("espalier_client.transport.ANSWER_TIMEOUT_S", 1.0)
     async with AepClient(pair.client.base_urls, api_key) as client:
         first = await make_agent(client)
-        with anyio.fail_after(WAIT_S):
+        with anyio.fail_after(CALL_WAIT_S):
             with pair.gateways[0].service.frozen():
                 with pytest.raises(TransportError) as caught:
                     await make_agent(client)

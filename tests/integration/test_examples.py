@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 UNBUFFERED = {**os.environ, "PYTHONUNBUFFERED": "1"}
-WAIT_S = 50.0
+WAIT_S = 40.0
 CYCLES = 8
 PLAN = [note(f"{number}.md", delay_s=0.25) for number in range(CYCLES)] + [DONE]
 

@@ -163,8 +163,7 @@ async def test_a_message_does_not_leave_the_tree_that_is_named(wire: Wire, gatew
             error = await wire.refused("message.send", to_agent_id=recipient, body=1, tree_root_id=tree)
             assert error["data"] == {"symbol": "tree_boundary_violation", "id": tree}
         assert (await send(wire, recipient, tree_root_id=root))["tree_root_id"] == root
-    assert await gateway.rows() == before
-    assert await gateway.pool.fetchval("select count(*) from messages") == 2
+    assert await gateway.rows() == {**before, "messages": 2}
 
 
 async def test_only_an_agent_that_is_there_gets_a_message(wire: Wire, gateway: Gateway) -> None:

@@ -18,7 +18,7 @@ from espalier_domain.tools import canonical, has_tool, is_brokered
         (["*"], "mcp.git.a", False),
         (["espalier.time"], "helix.time", True),
         (["helix.time"], "espalier.time", True),
-        (["espalier.*"], "espalier.time", False),
+        (["espalier.*"], "helix.time", True),
         ([], "espalier.time", False),
     ],
 )

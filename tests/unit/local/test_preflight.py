@@ -16,10 +16,13 @@ def test_a_wrong_plan_is_named_with_the_place_in_it(tmp_path: Path) -> None:
         require_plan(script)
 
 
-@pytest.mark.parametrize("name", ["LEASE_TTL_S", "WORKER_SLOTS", "BATCH_MAX", "LOG_FORMAT"])
+OURS = {"ESPALIER_INTERNAL_KEY": "made up by the launcher"}
+
+
+@pytest.mark.parametrize("name", ["LEASE_TTL_S", "WORKER_SLOTS", "BATCH_MAX", "CALL_S_MAX", "LOG_FORMAT"])
 def test_a_wrong_setting_of_either_process_is_named_and_not_shown(name: str) -> None:
     with pytest.raises(LocalError) as caught:
-        require_settings({f"ESPALIER_{name}": "hidden"})
+        require_settings({**OURS, f"ESPALIER_{name}": "hidden"})
     assert caught.value.sentence.startswith(f"The setting ESPALIER_{name} cannot be used: ")
     assert "hidden" not in caught.value.sentence
 
@@ -33,4 +36,4 @@ def test_a_wrong_setting_in_the_environment_is_named_beside_one_that_is_given(
 
 
 def test_an_environment_without_ours_is_right() -> None:
-    require_settings({"PATH": "/bin"})
+    require_settings({**OURS, "PATH": "/bin"})

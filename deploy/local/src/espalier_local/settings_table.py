@@ -56,7 +56,10 @@ def _variable(name: str, field: FieldInfo) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    return "none" if field.default is None or str(field.default) == "" else f"`{field.default}`"
+    if field.is_required():
+        return "must be set"
+    default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
+    return "none" if default is None or str(default) == "" else f"`{default}`"
 
 
 def _meaning(name: str, field: FieldInfo) -> str:

@@ -2,7 +2,7 @@
 
 A bare name is a self-tool, which every agent has; a name with dots is the broker's: `espalier.<tool>` is
 bundled, `mcp.<server>.<tool>` belongs to a server. Of these an agent has what its toolset names: a tool, or
-with `mcp.<server>.*` all tools of a server.
+with `mcp.<server>.*` all tools of a server, with `espalier.*` all that are bundled.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ BUNDLED: Final = "espalier."
 BUNDLED_ELSEWHERE: Final = "helix."
 """How the protocol's first runtime spells its bundled tools; accepted for ours."""
 
+EXTERNAL: Final = "mcp."
 ALL_OF_IT: Final = "*"
 
 
@@ -30,5 +31,6 @@ def canonical(tool: str) -> str:
 def has_tool(toolset: Sequence[str], tool: str) -> bool:
     """Whether a toolset names a tool of the broker."""
     name = canonical(tool)
-    server = ".".join(name.split(".")[:2])  # a tool's own name may hold dots
-    return any(canonical(entry) in (name, f"{server}.{ALL_OF_IT}") for entry in toolset)
+    depth = 2 if name.startswith(EXTERNAL) else 1  # a tool's own name may hold dots
+    shelf = ".".join(name.split(".")[:depth])
+    return any(canonical(entry) in (name, f"{shelf}.{ALL_OF_IT}") for entry in toolset)

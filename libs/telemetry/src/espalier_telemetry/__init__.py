@@ -50,6 +50,7 @@ LIBRARIES = {
     "arq": logging.WARNING,
     "asyncpg": logging.ERROR,  # its pool tells of each lost connection with a traceback; we tell it in a line
     "client": logging.ERROR,  # what the MCP library's session calls itself
+    "httpcore2": logging.WARNING,  # at debug it writes addresses and headers down
     "httpx2": logging.WARNING,
     "mcp": logging.WARNING,
     "openai": logging.WARNING,  # at debug it writes prompts down

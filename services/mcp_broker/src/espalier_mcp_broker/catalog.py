@@ -23,7 +23,6 @@ from espalier_mcp_broker.servers import ServerSpec
 from espalier_mcp_broker.session import McpSession
 from espalier_protocol.broker import OfferedTool
 
-EXTERNAL: Final = "mcp."
 
 LISTING_S: Final = 10.0
 """How long one server may take to list its tools, including its connection."""
