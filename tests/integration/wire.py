@@ -35,10 +35,8 @@ AGENT: dict[str, Any] = {
 }
 UNKNOWN_TAIL = "0" * 26
 # Not the outbox: the publisher empties it at its own pace.
-TABLES = "owners keys sessions agents runs journal events snapshots artifacts blobs".split() + [
-    "messages",
-    "memory_records",
-]
+LASTING = "owners keys sessions agents runs journal events snapshots artifacts blobs"
+TABLES = [*LASTING.split(), "messages", "memory_records"]
 
 
 def request(method: str, params: Any = None, request_id: Any = 1) -> dict[str, Any]:

@@ -17,12 +17,11 @@ import orjson
 from mcp.server import Server as BundledServer
 from mcp_types import Tool
 
-from espalier_domain.tools import BUNDLED, canonical, has_tool
+from espalier_domain.tools import BUNDLED, EXTERNAL, canonical, has_tool
 from espalier_mcp_broker.outcomes import Reason
 from espalier_mcp_broker.servers import ServerSpec
 from espalier_mcp_broker.session import McpSession
 from espalier_protocol.broker import OfferedTool
-
 
 LISTING_S: Final = 10.0
 """How long one server may take to list its tools, including its connection."""
