@@ -6,18 +6,20 @@ is doubled.
 
 import random
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import anyio
+import asyncpg
 import pytest
 from forked import Service
 from scripted_runs import DONE, POLL_S, Reader, follow, log_of, make_agent, note, start_run
-from tests.integration.conftest import GatewayProcess, StartGateway
+from tests.integration.conftest import GatewayProcess, StartGateway, Stores
 from tests.integration.wire_artifacts import keep_artifact
 
 from espalier_client import AepClient, Cause, TransportError
 from espalier_protocol.ids import from_wire
-from espalier_store.pool import Pool, transaction
+from espalier_store.pool import Pool
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -149,7 +151,7 @@ async def test_calls_go_on_while_gateways_die_in_mid_call_and_no_create_is_doubl
 
 
 async def test_a_read_goes_on_and_a_create_is_told_when_their_gateway_dies_in_the_middle_of_them(
-    pair: Pair, pool: Pool
+    pair: Pair, pool: Pool, stores: Stores
 ) -> None:
     agent = await make_agent(pair.client)
     read: list[str] = []
@@ -158,8 +160,7 @@ async def test_a_read_goes_on_and_a_create_is_told_when_their_gateway_dies_in_th
         read.append((await pair.client.agent_get(agent.id)).id)
 
     with anyio.fail_after(CALL_WAIT_S):
-        async with anyio.create_task_group() as group, transaction(pool) as connection:
-            await connection.execute("lock table agents in access exclusive mode")
+        async with anyio.create_task_group() as group, agents_locked(stores.postgres_url):
             group.start_soon(reader)
             group.start_soon(_kill_when_calls_wait, pair, pool, 2)
             with pytest.raises(TransportError) as caught:
@@ -170,6 +171,18 @@ async def test_a_read_goes_on_and_a_create_is_told_when_their_gateway_dies_in_th
 
     ids = [row["id"] for row in await pool.fetch("select id from agents order by created_at")]
     assert ids == [from_wire("agt", each.id) for each in (agent, again)]
+
+
+@asynccontextmanager
+async def agents_locked(postgres_url: str) -> AsyncIterator[None]:
+    """Every call that looks at an agent waits for the end of this."""
+    connection = await asyncpg.connect(postgres_url)
+    try:
+        async with connection.transaction():
+            await connection.execute("lock table agents in access exclusive mode")
+            yield
+    finally:
+        await connection.close()
 
 
 async def _kill_when_calls_wait(pair: Pair, pool: Pool, count: int) -> None:
