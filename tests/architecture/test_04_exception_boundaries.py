@@ -16,6 +16,7 @@ BROAD = {"Exception", "BaseException"} | GROUPS
 BOUNDARIES: dict[str, str] = {
     "gateway/dispatcher.py": "every failure of a call becomes its JSON-RPC error here",
     "run_worker/models/openai_compatible.py": "whatever the SDK makes of a provider's bytes is a run's fault",
+    "mcp_broker/calls.py": "one call that fails must not end those of everybody else",
     "mcp_broker/session.py": "whatever the SDK raises, a call has an outcome and the broker lives on",
     "mcp_broker/app.py": "every failure of a worker's request becomes a bare status here",
     "local/first_key.py": "whatever a database answers becomes the launcher's one sentence about its address",

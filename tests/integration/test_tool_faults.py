@@ -145,6 +145,27 @@ async def test_a_broker_killed_in_the_middle_of_a_call_leaves_it_in_doubt_and_it
     assert await rows_of(pool, run.id) == [("call_1_1", "in_doubt")]
 
 
+async def test_a_broker_that_stands_still_is_found_out_long_before_the_deadline(
+    start: Start, start_broker: StartBroker, client: AepClient, ledger: Ledger, pool: Pool
+) -> None:
+    servers = {"ledger": ledger.server()}
+    broker = await start_broker(servers)
+    start("worker", **WIRE_PLANS, **broker.worker_settings)
+    run = await start_with_tools(client, [calls(record("once", 2.0)), SHOW_RESULT])
+
+    async with _read(client, run.id) as reader:
+        await ledger.until("called", "once")
+        with broker.service.frozen():
+            began = time.monotonic()
+            await until_state(pool, run.id, "in_doubt")
+            log.info("in doubt %.1f s after it stood still", time.monotonic() - began)
+            assert time.monotonic() - began < 25, "not only after the deadline of 60 s"
+
+    assert returned(reader.events)[0][3], "in doubt"
+    assert reader.events[-1].payload["result"].startswith(DOUBT)
+    assert ledger.lines("called") == ["once"]
+
+
 async def test_a_broker_that_is_stopped_lets_calls_finish(
     start: Start, start_broker: StartBroker, client: AepClient, ledger: Ledger, pool: Pool
 ) -> None:
@@ -372,3 +393,41 @@ async def test_an_answer_of_two_megabytes_is_kept_whole_and_shown_in_part(
     assert len(shown) <= 256 * 1024 and shown.endswith("[shortened: the first part of 2000000 bytes]")
     kept = await pool.fetchval("select length(result -> 'content' -> 0 ->> 'text') from tool_calls")
     assert kept == 2_000_000
+
+
+async def test_an_answer_that_is_no_json_is_a_failed_result_and_harms_nobody(
+    start: Start, start_broker: StartBroker, client: AepClient, ledger: Ledger, pool: Pool
+) -> None:
+    broker = await start_broker({"raw": ledger.raw_server(), "ledger": ledger.server()})
+    start("worker", **WIRE_PLANS, **broker.worker_settings)
+    plan = [calls(record("other", 1.0), ("mcp.raw.nan", {})), calls(("mcp.raw.huge", {})), SHOW_RESULT]
+
+    run = await start_with_tools(client, plan, "mcp.raw.*", "mcp.ledger.*")
+    async with _read(client, run.id) as reader:
+        pass
+
+    other, nan, huge = returned(reader.events)[:3]
+    assert other == ("mcp.ledger.record", True, "recorded other", False)
+    assert nan[1] is False and nan[3] is False and "no JSON" in nan[2]
+    assert huge == ("mcp.raw.huge", True, "ok", False)
+    assert reader.events[-1].payload["result"] == "recorded other"
+    assert sorted(ledger.lines("called")) == ["huge", "nan", "other"]
+
+
+async def test_a_number_of_hundreds_of_digits_survives_the_worker(
+    start: Start, start_broker: StartBroker, client: AepClient, ledger: Ledger, pool: Pool
+) -> None:
+    broker = await start_broker({"raw": ledger.raw_server()})
+    first = start("worker", **WIRE_PLANS, **broker.worker_settings)
+    run = await start_with_tools(
+        client, [calls(("mcp.raw.huge", {"delay_s": 1.0})), SHOW_RESULT], "mcp.raw.*"
+    )
+
+    async with _read(client, run.id) as reader:
+        await ledger.until("called", "huge")
+        first.kill()
+        await until_state(pool, run.id, "done")
+        start("worker", **WIRE_PLANS, **broker.worker_settings)
+
+    assert returned(reader.events)[0] == ("mcp.raw.huge", True, "ok", False)
+    assert ledger.lines("called") == ["huge"]

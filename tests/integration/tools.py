@@ -28,6 +28,10 @@ class Ledger:
         """How the broker's list names it, served over standard input and output."""
         return {"command": sys.executable, "args": [str(PROGRAM), str(self.path), *options]}
 
+    def raw_server(self) -> dict[str, Any]:
+        """The server of odd answers, which notes its calls in the same file."""
+        return {"command": sys.executable, "args": [str(RAW), str(self.path)]}
+
     def lines(self, event: str) -> list[Any]:
         """The arguments of all calls that came to `event`: called, done or cancelled."""
         if not self.path.exists():
@@ -39,6 +43,9 @@ class Ledger:
         with anyio.fail_after(WAIT_S):
             while argument not in self.lines(event):
                 await anyio.sleep(POLL_S)
+
+
+RAW = PROGRAM.with_name("raw.py")
 
 
 def calls(*wanted: tuple[str, dict[str, Any]]) -> dict[str, Any]:

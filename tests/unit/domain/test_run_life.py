@@ -25,6 +25,7 @@ from espalier_domain.journal import (
 )
 from espalier_domain.progress import Progress, apply, decode_snapshot, encode_snapshot
 from espalier_domain.run import (
+    TOOLS_UNAVAILABLE,
     CallBroker,
     CallModel,
     CallSelf,
@@ -275,3 +276,35 @@ def test_cycles_of_many_small_calls_are_folded_too() -> None:
     shown = sum(len(str(line)) for line in conversation(RUN, progress, "{}"))
     assert shown < 3 * HISTORY_CHARS_MAX
     assert len(progress.past[-1].turns[0].results) == 40
+
+
+def test_a_cycle_whose_time_is_over_sends_no_call_but_waits_for_those_that_may_have_been_sent() -> None:
+    progress = apply(Progress(), RunCreated("agt_x"))
+    call = ToolCall("c1", "espalier.time", {})
+    for entry in (CycleStarted(1, 0.0, 0, RUN.budgets), ModelAnswered(1, "", (call,), 1)):
+        progress = apply(progress, entry)
+    late = RUN.budgets.seconds_per_cycle + 1.0
+
+    in_time = next_step(RUN, progress, age_s=1.0, lease_token=1)
+    too_late = next_step(RUN, progress, age_s=late, lease_token=1)
+    planned = apply(progress, CallsPlanned(1, ("c1",)))
+
+    assert in_time == Write((CallsPlanned(1, ("c1",)),))
+    assert isinstance(too_late, Write)
+    assert [entry.kind for entry in too_late.entries] == ["tool_returned", "limit_reached"]
+    assert next_step(RUN, planned, age_s=late, lease_token=1) == CallBroker((call,), 1.0)
+
+
+def test_a_model_that_could_not_be_asked_for_want_of_tools_is_asked_again_until_the_cycle_is_over() -> None:
+    progress = apply(apply(Progress(), RunCreated("agt_x")), CycleStarted(1, 0.0, 0, RUN.budgets))
+    pauses = []
+    for attempt in range(1, 13):
+        progress = apply(progress, ModelCallStarted(1, attempt, 10, 1))
+        progress = apply(progress, ModelFailed(1, TOOLS_UNAVAILABLE, retryable=True, tokens=0))
+        step = next_step(RUN, progress, age_s=1.0, lease_token=1)
+        assert isinstance(step, Write) and isinstance(step.entries[0], Parked)
+        pauses.append(step.entries[0].seconds)
+        progress = apply(progress, step.entries[0])
+
+    assert pauses == [1, 4, 9, 16, 25, 36, 49, *[60] * 5]
+    assert progress.cycle is not None and progress.cycle.spent == 0

@@ -26,7 +26,11 @@ COMMAND: Final = (
         "`./.espalier`",
         "Data folder of `espalier up`; the command finds its key there.",
     ),
-    ("ESPALIER_BASE_URL", "from the profile", "The runtime that the embedder's commands call."),
+    (
+        "ESPALIER_BASE_URL",
+        "from the profile",
+        "The runtime that the embedder's commands call; several gateways with commas between them.",
+    ),
     ("ESPALIER_API_KEY", "from the profile", "The key that they call it with."),
 )
 HEAD: Final = """# Settings

@@ -38,6 +38,10 @@ from espalier_protocol.run import EndState, RunState, WaitReason
 MODEL_ATTEMPTS_MAX: Final = 4
 """Attempts at one answer before the cycle gives up and sleeps."""
 
+TOOLS_UNAVAILABLE: Final = "tools_unavailable"
+"""Why a model was not even asked. It is tried again until the cycle's time is over, and is no attempt."""
+
+TOOLS_AGAIN_S_MAX: Final = 60.0
 RETRY_FIRST_S: Final = 1.0
 RETRY_AFTER_S_MAX: Final = 300.0
 """The most that a provider's wish to be left alone is heeded within a cycle."""
@@ -160,6 +164,8 @@ def _next_calls(run: RunFacts, cycle: OpenCycle, turn: Turn, seconds_left: float
         return Write(refused)
     if not is_brokered(first.name):
         return CallSelf(first)
+    if seconds_left <= 0:
+        return Write(_limit(cycle, first, "budget_exhausted", "seconds_per_cycle"))
     together = takewhile(lambda call: _may_be_sent(run, call), turn.pending())
     calls = islice(together, calls_left(run, cycle))
     return Write((CallsPlanned(cycle.number, tuple(call.call_id for call in calls)),))
@@ -205,10 +211,14 @@ def decided(cycle: OpenCycle, decision: CycleDecision) -> tuple[Entry, ...]:
 
 
 def _after_failure(cycle: OpenCycle) -> Step:
-    if len(cycle.failures) >= MODEL_ATTEMPTS_MAX:
+    if cycle.failures[-1].reason == TOOLS_UNAVAILABLE:
+        pause_s = min(RETRY_FIRST_S * len(cycle.failures) ** 2, TOOLS_AGAIN_S_MAX)
+        return Write((Parked(cycle.number, "retry", pause_s),))
+    failed = sum(failure.reason != TOOLS_UNAVAILABLE for failure in cycle.failures)
+    if failed >= MODEL_ATTEMPTS_MAX:
         return Write(decided(cycle, forced_sleep("The model did not answer.")))
     asked_for = min(cycle.failures[-1].retry_after_s or 0.0, RETRY_AFTER_S_MAX)
-    delay = max(RETRY_FIRST_S * 2 ** (len(cycle.failures) - 1), asked_for)
+    delay = max(RETRY_FIRST_S * 2 ** (failed - 1), asked_for)
     return Write((Parked(cycle.number, "retry", delay),))
 
 

@@ -10,8 +10,6 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-import orjson
-
 from espalier_domain.tool_results import CallState
 from espalier_store.pool import Connection
 
@@ -123,7 +121,7 @@ async def get_calls(
     return {
         row["call_id"]: CallRow(
             row["state"],
-            orjson.loads(row["result"]) if row["result"] else None,
+            json.loads(row["result"]) if row["result"] else None,
             row["broker_id"],
             row["alive_until"],
             row["broker_silent"],

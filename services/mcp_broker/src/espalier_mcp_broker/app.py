@@ -41,6 +41,9 @@ from espalier_store.pool import Pool, open_pool, reading, schema_ready
 BODY_BYTES_MAX: Final = 64 * 1024
 READY_WAIT_S: Final = 1.0
 KEEP_ALIVE_S: Final = 75
+LIFE_CONNECTIONS: Final = 2
+"""Of their own, so that calls which wait for a lock do not keep a broker from saying that it lives."""
+
 
 Words = TypeVar("Words", bound=BaseModel)
 
@@ -137,11 +140,12 @@ async def open_broker(
     """A server that is ready to serve, and the calls that it carries out. Waits for Postgres."""
     async with (
         open_pool(settings) as pool,
+        open_pool(settings.model_copy(update={"postgres_connections_max": LIFE_CONNECTIONS})) as own,
         open_egress(settings) as egress,
         open_catalog(servers, bundled_server(egress)) as catalog,
         anyio.create_task_group() as background,
     ):
-        life = Life(pool, uuid4(), settings.broker_ttl_s)
+        life = Life(own, uuid4(), settings.broker_ttl_s)
         limits = CallLimits(calls_max=settings.broker_calls_max, call_s_max=settings.call_s_max)
         calls = Calls(pool, catalog, life, limits)
         await background.start(life.run)

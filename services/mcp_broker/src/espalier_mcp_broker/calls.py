@@ -117,15 +117,24 @@ class Calls:
             await flight.over.wait()
 
     async def _fly(self, flight: _Flight) -> None:
+        """A boundary: whatever goes wrong with one call, the others go on; its row tells how it stands."""
         with self._landing(flight):
             try:
-                sent = await self._send(flight)
+                flight.standing = await self._flown(flight)
             except Unavailable:
-                return  # whether it counts as sent, the row will tell: from here not a byte of it leaves
-            if sent is None:
-                flight.standing = await self._as_it_stands(flight.order)
-            else:
-                flight.standing = await self._settled(flight, await self._call(flight, sent))
+                log.warning("calls.store_away", call_id=flight.order.call_id)
+            except Exception:
+                log.exception("calls.call_failed", call_id=flight.order.call_id)
+
+    async def _flown(self, flight: _Flight) -> CallStanding:
+        try:
+            sent = await self._send(flight)
+        except Unavailable:
+            # It may count as sent; but from here not a byte of it leaves, and that can be said.
+            return await self._settled(flight, _unmade("The broker could not be sure that it may send it."))
+        if sent is None:
+            return await self._as_it_stands(flight.order)
+        return await self._settled(flight, await self._call(flight, sent))
 
     @contextmanager
     def _landing(self, flight: _Flight) -> Iterator[None]:
@@ -152,19 +161,20 @@ class Calls:
     async def _call(self, flight: _Flight, sent: SentCall) -> _Settlement:
         found = self._catalog.find(canonical(sent.tool))
         if found is None:
-            return _unmade("there is no such tool")
-        if not self._life.lives:
-            return _unmade("this broker could not say that it lives")
+            return _unmade("There is no such server.")
         seconds = flight.deadline - anyio.current_time()
         with flight.stop:
             meta = _meta(flight.order, sent)
-            return settled_by(await found.session.call(found.tool, sent.args, meta=meta, seconds=seconds))
+            return settled_by(
+                await found.session.call(
+                    found.tool, sent.args, meta=meta, seconds=seconds, may_leave=lambda: self._life.lives
+                )
+            )
         return _in_doubt("It was stopped.")
 
     async def _settled(self, flight: _Flight, settlement: _Settlement) -> CallStanding:
         """Write the outcome down, however often that takes until its time is over, and only then tell it."""
-        order, (state, result) = flight.order, settlement
-        text = dumps(result).decode()
+        order, (state, result, text) = flight.order, _kept(settlement)
         with anyio.move_on_at(flight.deadline + SETTLE_WAIT_S):
             while True:  # bounded by the scope
                 try:
@@ -227,6 +237,16 @@ def settled_by(answer: Answer) -> _Settlement:
             return "failed", text_result(why)
         case Unknown(reason):
             return _in_doubt(reason)
+
+
+def _kept(settlement: _Settlement) -> tuple[SettledState, dict[str, Any], str]:
+    """The settlement with its JSON. What a server calls a number, and JSON does not, cannot be kept."""
+    state, result = settlement
+    try:
+        return state, result, dumps(result).decode()
+    except (ValueError, RecursionError):
+        why = text_result("The tool ran and answered with what is no JSON and was not kept.")
+        return "failed", why, dumps(why).decode()
 
 
 def _unmade(why: str) -> _Settlement:

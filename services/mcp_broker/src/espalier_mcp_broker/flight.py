@@ -5,6 +5,7 @@ beside it in a context variable, and a fault travels back in the `data` of a JSO
 can put only JSON and never a `Fault`.
 """
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,13 +24,14 @@ CALLS_MAX: Final = 64
 class Flight:
     """One call. A transport sets `sent` before the first byte leaves, and sends nothing once `given_up`."""
 
+    may_leave: Callable[[], bool]
     sent: bool = False
     given_up: bool = False
 
     @property
     def is_void(self) -> bool:
-        """Nobody waits any more and nothing has left: not even a cancellation is due."""
-        return self.given_up and not self.sent
+        """Nothing has left, and nothing is to: nobody waits any more, or the broker is behind its fence."""
+        return not self.sent and (self.given_up or not self.may_leave())
 
 
 flight_of_task: Final[ContextVar[Flight | None]] = ContextVar("flight_of_task", default=None)

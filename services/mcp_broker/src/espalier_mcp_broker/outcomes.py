@@ -23,6 +23,7 @@ class Reason(StrEnum):
     INCOMPATIBLE = "the server speaks no version of MCP that is known here"
     BUSY = "too many calls to the server are under way"
     CLOSING = "the broker is shutting down"
+    FENCED = "the broker could not say that it lives"
     CONNECTION_LOST = "the connection to the server was lost"
     DEADLINE = "the server did not answer in time"
     GARBAGE = "the server's answer could not be understood"

@@ -10,7 +10,7 @@ repeating, is not used. Above stand `catalog.py` and `calls.py`, below `stdio.py
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -114,13 +114,15 @@ class McpSession:
         *,
         meta: Mapping[str, Any] | None = None,
         seconds: float,
+        may_leave: Callable[[], bool] = lambda: True,
     ) -> Answer:
         """Carry out one call, at most once, within `seconds` and the server's own `call_timeout_s`.
 
+        `may_leave` is asked again right before the first byte leaves.
         When the time is over or the caller is cancelled, the server is told. Cancellation is the only thing
         that is raised.
         """
-        flight = Flight()
+        flight = Flight(may_leave)
         token = flight_of_task.set(flight)
         try:
             with anyio.move_on_after(min(seconds, self._call_timeout_s)):
@@ -151,6 +153,8 @@ class McpSession:
             link = await self._linked()
             if isinstance(link, Reason):
                 return NotSent(link)
+            if flight.is_void:
+                return NotSent(Reason.FENCED)
             flight.sent = link.is_direct
             try:
                 return _answered(await self._send(link, tool, arguments, meta))

@@ -205,6 +205,8 @@ class _Exchange:
     ) -> AsyncIterator[httpx2.Response]:
         async def look(event: str, _info: Mapping[str, Any]) -> None:
             if flight is not None and event.endswith("send_request_headers.started"):
+                if flight.is_void:
+                    raise httpx2.ConnectError("the call may not leave any more")
                 flight.sent = True
 
         content = message.model_dump_json(by_alias=True, exclude_unset=True)

@@ -19,7 +19,7 @@ from espalier_domain.journal import ToolCall, ToolReturned
 from espalier_domain.run import CallBroker
 from espalier_domain.tool_results import CallState, returned, shown
 from espalier_protocol.broker import CallOrder, CallStanding
-from espalier_run_worker.broker_link import BrokerAway, BrokerLink
+from espalier_run_worker.broker_link import BrokerAway, BrokerLink, BrokerSilent
 from espalier_run_worker.draft import Draft
 from espalier_run_worker.held import Held
 from espalier_store.pool import Pool, reading
@@ -33,7 +33,7 @@ ROW_EVERY_S: Final = 0.25
 SILENT_TWICE_S: Final = 3.0
 """Between two looks that find the same broker's time passed: after an outage all of them are past."""
 
-UNMADE: Final = "unavailable: the tool broker could not be reached; the call was not made"
+UNMADE: Final = "unavailable: no tool broker could take the call; it was not made"
 
 log = structlog.get_logger(__name__)
 
@@ -99,6 +99,8 @@ class BrokeredCalls:
         )
         try:
             standing = await self._link.call(order)
+        except BrokerSilent:
+            return await self._look(errand)
         except BrokerAway as away:
             log.info("brokered_calls.broker_away", call_id=call.call_id, why=str(away))
             standing = CallStanding(state="refused")
@@ -113,6 +115,17 @@ class BrokeredCalls:
         while (row := await self._row(errand)).state == "sent":  # bounded by `_outcome`
             await self._doubt(errand, row)
             await anyio.sleep(ROW_EVERY_S)
+        return self._told(errand, row)
+
+    async def _look(self, errand: _Errand) -> Outcome | None:
+        """One look at the row of a call that a broker may be at work on."""
+        row = await self._row(errand)
+        if row.state == "sent":
+            await self._doubt(errand, row)
+            return None
+        return self._told(errand, row)
+
+    def _told(self, errand: _Errand, row: CallRow) -> Outcome | None:
         if row.state in SETTLED:
             return Outcome(row.state, shown(row.result) if row.result else "")
         now = anyio.current_time()
@@ -150,8 +163,9 @@ async def commit_outcomes(held: Held, outcomes: dict[str, Outcome]) -> None:
     async def record(draft: Draft) -> None:
         await _record(draft, outcomes)
 
-    settled = outcomes and all(outcome.state in SETTLED for outcome in outcomes.values())
-    await (held.commit_at_once(record) if settled else held.commit(record))
+    settled = {call_id for call_id, outcome in outcomes.items() if outcome.state in SETTLED}
+    all_settled = settled >= {call.call_id for call in held.progress.under_way()}
+    await (held.commit_at_once(record) if all_settled else held.commit(record))
 
 
 async def _record(draft: Draft, outcomes: dict[str, Outcome]) -> None:

@@ -9,7 +9,7 @@ import orjson
 from espalier_domain.history import ModelMessage, conversation
 from espalier_domain.journal import Entry, ModelAnswered, ModelFailed, ToolCall, ToolsMissing
 from espalier_domain.progress import Progress
-from espalier_domain.run import CallModel, RunFacts
+from espalier_domain.run import TOOLS_UNAVAILABLE, CallModel, RunFacts
 from espalier_run_worker.models import SCRIPT_KEY
 from espalier_run_worker.models.model import Model, ModelAnswer, ModelFault, ModelRequest, Offer
 
@@ -36,7 +36,7 @@ async def ask(
     assert progress.cycle is not None
     number = progress.cycle.number
     if offer is None:
-        return (ModelFailed(number, "tools_unavailable", retryable=True, tokens=0),)
+        return (ModelFailed(number, TOOLS_UNAVAILABLE, retryable=True, tokens=0),)
     missing = () if progress.cycle.turns else offer.troubles
     answer = await _attempt(model, offer, run, progress, step)
     return (*(ToolsMissing(number, trouble) for trouble in missing), answer)

@@ -15,8 +15,8 @@ class WorkerSettings(PostgresSettings, RedisSettings, LogSettings):
     """Runs that may live in this process at the same time."""
     worker_drain_s: float = Field(default=2.0, ge=0)
     """How long a stopping worker lets the steps under way finish before it gives their runs back."""
-    broker_url: str = "http://127.0.0.1:8788"
-    """The tool broker; only agents with tools beyond their own need it."""
+    broker_url: str = Field(default="http://127.0.0.1:8788", pattern=r"^http://[^/?#]+/?$")
+    """The tool broker, `http://host:port`; only agents with tools beyond their own need it."""
     internal_key: SecretStr = SecretStr("")
     """What workers sign requests to the broker with; the same for all of them, 16 characters or more."""
     script: Path | None = None
