@@ -220,19 +220,19 @@ async def test_a_call_that_no_broker_can_be_asked_for_is_not_made_and_the_run_go
 ) -> None:
     broker = await start_broker({"ledger": ledger.server()})
     start("worker", **WIRE_PLANS, **broker.worker_settings)
-    plan = [{**calls(record("never")), "delay_s": 2.0}, SHOW_RESULT]
+    plan = [calls(record("first")), {**calls(record("never")), "delay_s": 2.0}, SHOW_RESULT]
     run = await start_with_tools(client, plan)
 
     async with _read(client, run.id) as reader:
-        await reader.reaches(2)
+        await reader.reaches(4)
         broker.service.kill()
         await until_state(pool, run.id, "skipped")
         await start_broker({"ledger": ledger.server()}, port=broker.port)
 
-    _, ok, preview, in_doubt = returned(reader.events)[0]
+    _, ok, preview, in_doubt = returned(reader.events)[1]
     assert (ok, in_doubt) == (False, False) and preview.startswith("unavailable")
-    assert ledger.lines("called") == []
-    assert await rows_of(pool, run.id) == [("call_1_1", "skipped")]
+    assert ledger.lines("called") == ["first"]
+    assert await rows_of(pool, run.id) == [("call_1_1", "done"), ("call_2_1", "skipped")]
 
 
 # --- cancel ------------------------------------------------------------------------------------------
