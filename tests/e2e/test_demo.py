@@ -222,6 +222,21 @@ async def test_of_a_history_that_is_too_long_the_notes_say_what_is_left_out(tmp_
     assert f"Left out, as the release notes say in its place: mcp.git.git_log failed: {recent}" in run.stdout
     assert "Old 1199\n" in year and year.endswith(CUT) and len(year) > EXCERPT_BYTES_MAX * 0.9
     assert older == "Commit history:\n"
+    told = notes.read_text().count("\nCommit: ")
+    assert f"{len(messages) - told} of {len(messages)} commits are not in them" in run.stdout
+
+
+@slow
+async def test_commits_that_git_hides_behind_an_older_one_are_said_to_be_missing(tmp_path: Path) -> None:
+    folder, notes = tmp_path / "clocks", tmp_path / "notes.md"
+    commit_all(folder, [(3, "Hidden"), (800, "By a wrong clock"), (1, "Newest")])
+
+    run = await espalier(tmp_path, "demo", "--repo", str(folder), "--output", str(notes))
+
+    assert run.returncode == 0, run.stderr
+    found = [subject for subject in ("Hidden", "By a wrong clock", "Newest") if subject in notes.read_text()]
+    missing = 3 - len(found)
+    assert missing == 0 or f"{missing} of 3 commits are not in them" in run.stdout
 
 
 def test_the_plan_uses_the_tools_of_a_reader_and_nothing_else() -> None:

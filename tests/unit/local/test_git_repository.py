@@ -37,29 +37,29 @@ async def test_a_folder_inside_a_repository_means_its_top(repo: Path) -> None:
 
     found = [await find_repository(folder) for folder in (repo, repo / "below" / "it")]
 
-    assert found == [Repository(repo, "my shop")] * 2
+    assert found == [Repository(repo, "my shop", 1)] * 2
 
 
 async def test_a_bare_repository_is_read_where_it_is(repo: Path, tmp_path: Path) -> None:
     git(tmp_path, "clone", "--bare", str(repo), "copy.git")
 
-    assert await find_repository(tmp_path / "copy.git") == Repository(tmp_path / "copy.git", "copy")
+    assert await find_repository(tmp_path / "copy.git") == Repository(tmp_path / "copy.git", "copy", 1)
 
 
 async def test_a_linked_worktree_is_a_repository_of_its_own_name(repo: Path, tmp_path: Path) -> None:
     git(repo, "worktree", "add", "--detach", str(tmp_path / "a tree"))
 
-    assert await find_repository(tmp_path / "a tree") == Repository(tmp_path / "a tree", "a tree")
+    assert await find_repository(tmp_path / "a tree") == Repository(tmp_path / "a tree", "a tree", 1)
 
 
 async def test_the_insides_of_a_repository_have_its_name(repo: Path) -> None:
-    assert await find_repository(repo / ".git") == Repository(repo / ".git", "my shop")
+    assert await find_repository(repo / ".git") == Repository(repo / ".git", "my shop", 1)
 
 
 async def test_a_top_that_only_the_configuration_names_is_not_believed(repo: Path, tmp_path: Path) -> None:
     git(repo, "config", "core.worktree", str(tmp_path))
 
-    assert await find_repository(repo) == Repository(repo / ".git", "my shop")
+    assert await find_repository(repo) == Repository(repo / ".git", "my shop", 1)
 
 
 async def test_what_has_no_history_is_one_sentence(empty: Path, tmp_path: Path) -> None:
@@ -109,4 +109,4 @@ async def test_the_environment_configures_git_and_does_not_name_another_reposito
 
     assert configured.items() <= git_environment().items()
     assert not {"GIT_DIR", "GIT_WORK_TREE"} & git_environment().keys()
-    assert await find_repository(repo) == Repository(repo, "my shop")
+    assert await find_repository(repo) == Repository(repo, "my shop", 1)

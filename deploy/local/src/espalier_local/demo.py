@@ -47,6 +47,7 @@ SCRIPTED_TIMEOUT_S: Final = 180.0
 MODEL_TIMEOUT_S: Final = 3600.0
 LOG_LINES_MAX: Final = 30
 SAID_CHARS_MAX: Final = 500
+LEFT_OUT: Final = "they lie beyond what a part may hold, or their dates are out of order"
 
 
 class RunFailed(LocalError):
@@ -90,6 +91,8 @@ async def write_release_notes(
             typer.echo(printable(line), err=True)
         raise
     _say(f"Release notes: {path} ({size} bytes)")
+    if not model and (left_out := (repository.commits or 0) - _commits_told(path)) > 0:
+        _say(f"{left_out} of {repository.commits} commits are not in them: {LEFT_OUT}.")
 
 
 async def _in_own_runtime(repository: Repository, path: Path, model: str | None, log: deque[str]) -> int:
@@ -193,6 +196,12 @@ def _outcome(end: Event, made: list[str]) -> str:
     if not made:
         raise RunFailed(f"The run ended without an artifact; it said: {_said(result)}")
     return (named or made)[-1]
+
+
+def _commits_told(path: Path) -> int:
+    """How many commits a scripted agent's notes tell of: git begins each with a line of its own."""
+    with path.open("rb") as notes:
+        return sum(line.startswith(b"Commit: ") for line in notes)
 
 
 def _said(result: Any) -> str:

@@ -26,10 +26,14 @@ _NO_FETCHING = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """One with at least one commit. `path` is its top folder, or of a bare one the repository itself."""
+    """One with at least one commit. `path` is its top folder, or of a bare one the repository itself.
+
+    `commits` is how many lead up to HEAD, None if not all of them are there (a partial clone).
+    """
 
     path: Path
     name: str
+    commits: int | None
 
 
 def git_environment() -> dict[str, str]:
@@ -55,7 +59,8 @@ async def find_repository(path: Path) -> Repository:
     top = _as_path(said) if code == 0 else git_folder
     # A top folder that only the configuration names holds no repository for others to open.
     where = top if (top / ".git").exists() else git_folder
-    return Repository(_spellable(where), _name(where))
+    code, counted, _ = await _git(folder, "rev-list", "--count", "HEAD", "--")
+    return Repository(_spellable(where), _name(where), int(counted) if code == 0 else None)
 
 
 def _existing(path: Path) -> Path:

@@ -36,7 +36,7 @@ def require_servers(listed: Path) -> None:
     try:
         load_servers(listed)
     except ServersInvalid as invalid:
-        raise LocalError(f"The list of MCP servers cannot be used: {str(invalid).rstrip('.')}.") from invalid
+        raise LocalError(f"The list of MCP servers cannot be used: {' '.join(invalid.mistakes)}") from invalid
 
 
 def require_settings(environment: Mapping[str, str]) -> None:

@@ -24,7 +24,8 @@ from espalier_mcp_broker.session import McpSession
 from espalier_protocol.broker import OfferedTool
 
 LISTING_S: Final = 10.0
-"""How long one server may take to list its tools, including its connection."""
+"""How long one server may take to list its tools, beyond the time that it has for being connected to."""
+
 KEPT_S: Final = 60.0
 TROUBLE_KEPT_S: Final = 5.0
 """How long a server that could not be listed is not asked again."""
@@ -141,8 +142,8 @@ class _Shelf:
         self._kept_until = 0.0
 
     async def listing(self) -> _Listing:
-        """At most LISTING_S; whoever comes while the server is asked waits for the same answer."""
-        with anyio.move_on_after(LISTING_S):
+        """Whoever comes while the server is asked waits for the same answer."""
+        with anyio.move_on_after(self.session.connect_timeout_s + LISTING_S):
             async with self._asking:
                 if (kept := self._fresh()) is not None:
                     return kept

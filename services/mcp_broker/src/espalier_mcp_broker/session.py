@@ -95,7 +95,7 @@ class McpSession:
         self._server = server
         listed = server if isinstance(server, StdioServer | HttpServer) else None
         self._call_timeout_s = listed.call_timeout_s if listed else CALL_TIMEOUT_S
-        self._connect_timeout_s = listed.connect_timeout_s if listed else CONNECT_TIMEOUT_S
+        self.connect_timeout_s = listed.connect_timeout_s if listed else CONNECT_TIMEOUT_S
         self._slots = anyio.Semaphore(CALLS_MAX)
         self._wanted = anyio.Event()
         self._attempt: _Attempt | None = None
@@ -209,7 +209,7 @@ class McpSession:
             self._attempt = _Attempt()
             self._wanted.set()
         attempt = self._attempt
-        with anyio.move_on_after(self._connect_timeout_s):
+        with anyio.move_on_after(self.connect_timeout_s):
             await attempt.done.wait()
             return attempt.outcome
         return Reason.CONNECT_TIMEOUT
@@ -232,7 +232,7 @@ class McpSession:
         connection = Connection()
         reason = Reason.CONNECT_TIMEOUT
         try:
-            with anyio.move_on_after(self._connect_timeout_s) as opening:
+            with anyio.move_on_after(self.connect_timeout_s) as opening:
                 async with self._client(connection) as client:
                     opening.deadline = math.inf
                     self._opened(attempt, client, connection)
@@ -306,7 +306,7 @@ class McpSession:
             message_handler=self._hear,
             input_required_max_rounds=0,
             # Behind the caller's own bound, which tells more.
-            read_timeout_seconds=self._call_timeout_s + self._connect_timeout_s,
+            read_timeout_seconds=self._call_timeout_s + self.connect_timeout_s,
         )
 
 

@@ -29,7 +29,9 @@ from espalier_protocol.broker import (
 from espalier_secrets import signature
 
 CONNECT_WAIT_S: Final = 2.0
-LIST_WAIT_S: Final = 20.0
+LIST_WAIT_S: Final = 135.0
+"""More than the slowest server may take to be connected to and to list its tools."""
+
 ASK_WAIT_S: Final = 3.0
 """So long one asking waits. A call may take longer: whoever asks again joins it, and a broker that
 stands still is found out in between.

@@ -16,6 +16,9 @@ BELIEVED_S: Final = 5.0
 """For so long a list from the broker is offered again without asking."""
 
 LISTS_MAX: Final = 256
+TOOLS_MAX: Final = 128
+"""What providers accept in one request."""
+
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +39,12 @@ class Toolbox:
         except BrokerAway as away:
             log.warning("toolbox.broker_away", why=str(away))
             return None
-        return Offer((*own, *listed.definitions), listed.troubles)
+        room = TOOLS_MAX - len(own)
+        left_out = len(listed.definitions) - room
+        troubles = listed.troubles
+        if left_out > 0:
+            troubles += (f"{left_out} tools are not offered: a model takes {TOOLS_MAX} in all.",)
+        return Offer((*own, *listed.definitions[:room]), troubles)
 
     async def _listed(self, wanted: ToolsWanted) -> Offer:
         known = self._lists.get(wanted)
