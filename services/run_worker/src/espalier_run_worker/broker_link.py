@@ -85,7 +85,7 @@ class _Connection(asyncio.Protocol):
     def close(self) -> None:
         self.usable = False
         if self._transport is not None:
-            self._transport.abort()
+            self._transport.close()
 
     # --- what the loop tells
 
