@@ -199,6 +199,7 @@ async def test_a_model_that_is_overloaded_is_asked_again_in_the_same_cycle(runs:
     ]
 
 
+@pytest.mark.slow
 async def test_a_killed_workers_run_goes_on_in_another(runs: Runs, start: Any) -> None:
     first = start(WORKER, **WIRE_PLANS)
     run_id = await runs.start([{"calls": [call("continue_now")]}, {"text": "ok", "delay_s": 1.5}])
@@ -222,6 +223,7 @@ async def test_a_stopped_worker_gives_its_runs_back_at_once(runs: Runs, start: A
     assert (await runs.ended(run_id)).state == "complete"
 
 
+@pytest.mark.slow
 async def test_many_short_runs_at_once_all_complete_and_none_is_thought_lost(runs: Runs, start: Any) -> None:
     worker = start(WORKER, **WIRE_PLANS)
     started = [await runs.start([{"text": "ok", "delay_s": 0.05}]) for _ in range(120)]

@@ -41,7 +41,7 @@ from espalier_egress.addresses import Address
 from espalier_egress.connections import HEAD_BYTES_MAX, Resolver, resolve
 from espalier_egress.errors import TOO_LARGE, TOO_SLOW, UNREACHABLE
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 OUTSIDE, INSIDE = "127.0.0.2", "127.0.0.1"
 NAME = "site.example"

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,11 +198,9 @@ async def test_a_server_is_asked_again_when_its_list_has_grown_old(monkeypatch: 
     assert asked.asked == [None] * 4
 
 
-async def test_a_server_that_cannot_be_listed_is_left_out_and_delays_nobody(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(catalog_module, "LISTING_S", 1.0)
-    stuck = [stdio_ledger(name, tmp_path / "none", "--hang-at-connect") for name in ("stuck", "stuck_too")]
+async def test_a_server_that_cannot_be_listed_is_left_out_and_delays_nobody(tmp_path: Path) -> None:
+    hanging = partial(stdio_ledger, connect_timeout_s=1.0)
+    stuck = [hanging(name, tmp_path / "none", "--hang-at-connect") for name in ("stuck", "stuck_too")]
     closed = HttpServer(name="closed", url=f"http://127.0.0.1:{free_port()}/mcp")
     async with bundle(tool("time")).opened(*stuck, closed) as catalog:
         began = anyio.current_time()
@@ -212,8 +211,8 @@ async def test_a_server_that_cannot_be_listed_is_left_out_and_delays_nobody(
         assert names(tools) == ["espalier.time"]
         assert troubles == (
             "The tools of mcp.closed could not be listed: the server could not be reached.",
-            "The tools of mcp.stuck could not be listed: the server did not answer in time.",
-            "The tools of mcp.stuck_too could not be listed: the server did not answer in time.",
+            "The tools of mcp.stuck could not be listed: the server did not become ready in time.",
+            "The tools of mcp.stuck_too could not be listed: the server did not become ready in time.",
         )
         began = anyio.current_time()
         assert (await catalog.definitions(["mcp.stuck.*"]))[1] == troubles[1:2]

@@ -52,7 +52,7 @@ from espalier_mcp_broker.outcomes import (
 from espalier_mcp_broker.servers import HttpServer, ServerSpec, StdioServer
 from espalier_mcp_broker.session import ASKED_TEXT, BACKOFF_FIRST_S, REFUSED_TEXT, McpSession
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 STDIO = ("stdio", "stdio_handshake")
 HTTP = ("http", "http_handshake")

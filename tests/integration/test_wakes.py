@@ -38,7 +38,7 @@ from espalier_store.ids import new_id
 from espalier_store.messages import is_unread, lock_picked, raise_wake
 from espalier_store.pool import Pool, transaction
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 WAIT_S = 30.0
 POLL_S = 0.01

@@ -219,6 +219,7 @@ def health(*headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
+@pytest.mark.slow
 async def test_the_head_of_a_request_is_bounded_however_it_arrives(gateway: Gateway) -> None:
     for fits in (health(f"X: {'a' * 30_000}"), health(*["X: a"] * 98)):
         assert (await raw_exchange(gateway.address, fits)).startswith(b"HTTP/1.1 200")
