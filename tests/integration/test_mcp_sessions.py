@@ -244,6 +244,18 @@ async def test_a_call_that_a_server_never_read_is_not_sent_later(tmp_path: Path)
     assert notes(ledger, argument="b") == []
 
 
+@pytest.mark.parametrize("looks", [0, 1], ids=["before-it-is-handed-on", "at-the-first-byte"])
+@pytest.mark.parametrize("kind", EVERY)
+async def test_a_call_leaves_only_while_its_broker_lives(ledgers: Ledgers, kind: str, looks: int) -> None:
+    session = ledgers.session(kind)
+    lives = iter([True] * looks)
+    fenced = partial(session.call, seconds=SHORT_S, may_leave=lambda: next(lives, False))
+
+    assert isinstance(await fenced("record", {"text": "fenced"}), NotSent)
+    assert await session.call("record", {"text": "later"}, seconds=CALL_S) == says("recorded later")
+    assert ledgers.notes(kind, argument="fenced") == []
+
+
 # ------------------------------------------------------------------------------ too large
 
 
