@@ -21,7 +21,6 @@ from espalier_domain.journal import (
     ToolReturned,
     decode,
     encode,
-    events_of,
 )
 from espalier_domain.progress import Progress, apply, decode_snapshot, encode_snapshot
 from espalier_domain.run import (
@@ -39,6 +38,7 @@ from espalier_domain.run import (
     standing,
     tokens_left,
 )
+from espalier_domain.telling import events_of
 from espalier_domain.tool_results import CallState, returned
 from espalier_protocol.agent import Budgets, Ceilings, Constitution
 from espalier_protocol.run import EndState

@@ -13,10 +13,10 @@ from espalier_domain.journal import (
     ToolReturned,
     decode,
     encode,
-    events_of,
 )
 from espalier_domain.progress import SNAPSHOT_VERSION, Progress, apply, decode_snapshot, encode_snapshot
 from espalier_domain.run import RunFacts, standing
+from espalier_domain.telling import events_of
 from espalier_domain.tools import is_brokered
 from espalier_protocol.events import NumberedEvent
 from espalier_protocol.ids import to_wire

@@ -4,6 +4,6 @@ Pure functions over frozen values. No I/O, no clock, no `async`, no wire status:
 as arguments, so an agent's whole behaviour can be tested with lists.
 
 `run` is the heart: `next_step` decides. `progress` remembers: `apply` builds what deciding needs from the
-entries of `journal`, whose `events_of` is what readers see of them. `history` turns the same record into what
+entries of `journal`; `telling` is what readers see of them. `history` turns the same record into what
 the model is shown.
 """

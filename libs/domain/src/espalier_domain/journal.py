@@ -1,24 +1,17 @@
 """The journal: everything that happened to a run, in the words that `run.apply` reads.
 
-Entries are facts, written once in the transaction of the step that made them. `events_of` gives the wire's
-projection of each; nothing ever decides from an event. The codec is here because the entries' shape is.
+Entries are facts, written once in the transaction of the step that made them. The codec is here because the
+entries' shape is. Not here: what readers are told of them (`telling`).
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from espalier_domain.decisions import Complete, ContinueNow, CycleDecision, Sleep
-from espalier_protocol import events
+from espalier_domain.decisions import Complete, ContinueNow, Sleep
 from espalier_protocol.agent import Budgets
-from espalier_protocol.errors import ErrorCode
-from espalier_protocol.events import CycleOutcome, Payload
 from espalier_protocol.run import EndState
-from espalier_protocol.strict_json import dumps
-
-PREVIEW_CHARS_MAX: Final = 500
-ARG_CHARS_MAX: Final = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +135,61 @@ class MessageSent:
 
 
 @dataclass(frozen=True, slots=True)
+class SubagentSpawned:
+    """A helper was begun. `cycles` and `subagents` of the spawner's headroom are granted to it."""
+
+    child_agent_id: str
+    child_run_id: str
+    cycles: int
+    subagents: int
+    kind: Literal["subagent_spawned"] = "subagent_spawned"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptModified:
+    """`approved_by` is None when the policy let the agent do it."""
+
+    diff: str
+    reason: str
+    approved_by: str | None
+    kind: Literal["prompt_modified"] = "prompt_modified"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChangeQueued:
+    pending_change_id: str
+    diff: str
+    reason: str
+    kind: Literal["prompt_change_queued"] = "prompt_change_queued"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChangeRejected:
+    """`reason` is the agent's, `comment` the rejecter's."""
+
+    pending_change_id: str
+    reason: str
+    rejected_by: str
+    comment: str | None
+    kind: Literal["prompt_change_rejected"] = "prompt_change_rejected"
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRequested:
+    approval_id: str
+    about: Literal["tool_call", "in_doubt", "prompt_change"]
+    kind: Literal["approval_requested"] = "approval_requested"
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalResolved:
+    approval_id: str
+    about: Literal["tool_call", "in_doubt", "prompt_change"]
+    resolution: str
+    kind: Literal["approval_resolved"] = "approval_resolved"
+
+
+@dataclass(frozen=True, slots=True)
 class ReadMessage:
     message_id: str
     from_agent_id: str
@@ -206,6 +254,12 @@ Entry = (
     | ArtifactCreated
     | MemoryWritten
     | MessageSent
+    | SubagentSpawned
+    | PromptModified
+    | PromptChangeQueued
+    | PromptChangeRejected
+    | ApprovalRequested
+    | ApprovalResolved
     | InboxRead
     | LimitReached
     | Parked
@@ -221,91 +275,3 @@ def encode(entry: Entry) -> str:
 
 def decode(text: str) -> Entry:
     return _CODEC.validate_json(text)
-
-
-def events_of(run_id: str, entry: Entry) -> list[Payload]:
-    """What readers are told of an entry: bodies without seq, id or time."""
-    match entry:
-        case RunCreated(agent_id):
-            return [events.RunStarted(run_id=run_id, agent_id=agent_id)]
-        case CycleStarted(cycle, budgets=budgets):
-            return [events.CycleStarted(run_id=run_id, cycle_number=cycle, budget_snapshot=budgets)]
-        case ModelAnswered(cycle, calls=calls):
-            return [_called(cycle, call) for call in calls]
-        case ToolReturned(cycle, call_id, tool, ok, content, in_doubt=in_doubt):
-            preview = content[:PREVIEW_CHARS_MAX]
-            summary = events.ResultSummary(ok=ok, preview=preview, in_doubt=in_doubt)
-            return [
-                events.ToolReturned(
-                    cycle_number=cycle, call_id=call_id, tool_name=tool, result_summary=summary
-                )
-            ]
-        case ArtifactCreated(artifact_id, name, mime_type, size_bytes):
-            return [
-                events.ArtifactCreated(
-                    artifact_id=artifact_id, name=name, mime_type=mime_type, size_bytes=size_bytes
-                )
-            ]
-        case MemoryWritten(memory_id, namespace, key, subject_id):
-            return [
-                events.MemoryWritten(memory_id=memory_id, namespace=namespace, key=key, subject_id=subject_id)
-            ]
-        case MessageSent(message_id, to_agent_id):
-            return [events.MessageSent(to_agent_id=to_agent_id, message_id=message_id)]
-        case InboxRead(messages):
-            return [
-                events.MessageDelivered(from_agent_id=each.from_agent_id, message_id=each.message_id)
-                for each in messages
-            ]
-        case ModelFailed(cycle, reason):
-            return [_trouble("internal_error", f"The model gave no answer: {reason}.", cycle)]
-        case ToolsMissing(cycle, message):
-            return [_trouble("tool_not_found", message, cycle)]
-        case LimitReached(cycle, symbol, message):
-            return [_trouble(symbol, message, cycle)]
-        case CycleEnded():
-            return [_cycle_ended(run_id, entry)]
-        case RunEnded(final_state, result):
-            return [events.RunEnded(run_id=run_id, final_state=final_state, result=result)]
-        case ModelCallStarted() | CallsPlanned() | Parked():
-            return []
-
-
-def _called(cycle: int, call: ToolCall) -> Payload:
-    args = {name: _shortened(value) for name, value in call.args.items()}
-    return events.ToolCalled(cycle_number=cycle, call_id=call.call_id, tool_name=call.name, args=args)
-
-
-def _shortened(value: Any) -> Any:
-    """An argument as an event tells it. The journal keeps the whole; a reader need not take in a file."""
-    text = value if isinstance(value, str) else dumps(value).decode()
-    return value if len(text) <= ARG_CHARS_MAX else f"{text[:ARG_CHARS_MAX]} [shortened]"
-
-
-def _trouble(symbol: str, message: str, cycle: int | None) -> Payload:
-    return events.Trouble(code=ErrorCode[symbol], symbol=symbol, message=message, cycle_number=cycle)
-
-
-def _cycle_ended(run_id: str, entry: CycleEnded) -> Payload:
-    return events.CycleEnded(
-        run_id=run_id,
-        cycle_number=entry.cycle,
-        tokens_used=entry.tokens_used,
-        tool_calls_made=entry.tool_calls_made,
-        outcome=_outcome(entry.decision),
-        reason=entry.decision.reason if isinstance(entry.decision, Sleep) else None,
-    )
-
-
-def _outcome(decision: CycleDecision | None) -> CycleOutcome:
-    match decision:
-        case Sleep(forced=True):
-            return "forced_sleep"
-        case Sleep():
-            return "slept"
-        case ContinueNow():
-            return "continue"
-        case Complete():
-            return "completed"
-        case None:
-            return "stopped_mid_cycle"

@@ -11,6 +11,8 @@ from pydantic import TypeAdapter
 
 from espalier_domain.decisions import CONTROL_TOOLS, CycleDecision, Unreadable, read_decision
 from espalier_domain.journal import (
+    ApprovalRequested,
+    ApprovalResolved,
     ArtifactCreated,
     CallsPlanned,
     CycleEnded,
@@ -24,8 +26,12 @@ from espalier_domain.journal import (
     ModelCallStarted,
     ModelFailed,
     Parked,
+    PromptChangeQueued,
+    PromptChangeRejected,
+    PromptModified,
     RunCreated,
     RunEnded,
+    SubagentSpawned,
     ToolCall,
     ToolReturned,
     ToolsMissing,
@@ -109,7 +115,18 @@ def apply(progress: Progress, entry: Entry) -> Progress:
     entry_no = progress.entry_no + 1
     match entry:
         case (
-            RunCreated() | ArtifactCreated() | MemoryWritten() | MessageSent() | InboxRead() | LimitReached()
+            RunCreated()
+            | ArtifactCreated()
+            | MemoryWritten()
+            | MessageSent()
+            | SubagentSpawned()
+            | PromptModified()
+            | PromptChangeQueued()
+            | PromptChangeRejected()
+            | ApprovalRequested()
+            | ApprovalResolved()
+            | InboxRead()
+            | LimitReached()
         ):
             return replace(progress, entry_no=entry_no)
         case CycleStarted(number, started_s, _, budgets, woken):

@@ -34,6 +34,9 @@ EventType = Literal[
     "error",
 ]
 EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
+OwnEventType = Literal["espalier.approval.requested", "espalier.approval.resolved"]
+"""Sent only to sessions that negotiated `espalier.events`; numbered in the same log as the fifteen."""
+
 LAST_EVENT: EventType = "run.ended"
 
 CycleOutcome = Literal["slept", "completed", "continue", "forced_sleep", "stopped_mid_cycle"]
@@ -43,7 +46,7 @@ class Payload(BaseModel):
     """What one event says. Each subclass names its type."""
 
     model_config = ConfigDict(frozen=True, strict=True)
-    type: ClassVar[EventType]
+    type: ClassVar[EventType | OwnEventType]
 
     def text(self) -> str:
         """The JSON that is stored and sent, on one line whatever an SSE parser takes for a line end."""
@@ -119,6 +122,55 @@ class MemoryWritten(Payload):
     namespace: str
     key: str
     subject_id: str | None
+
+
+class SubagentSpawned(Payload):
+    """On the parent's run."""
+
+    type = "subagent.spawned"
+    child_agent_id: str
+    child_run_id: str
+
+
+class PromptModified(Payload):
+    """`approved_by` is null when the policy let the agent do it; `diff` is a unified diff."""
+
+    type = "prompt.modified"
+    diff: str
+    reason: str
+    approved_by: str | None
+
+
+class PromptChangeQueued(Payload):
+    type = "prompt.change_queued"
+    pending_change_id: str
+    diff: str
+    reason: str
+
+
+class PromptChangeRejected(Payload):
+    """`reason` is the agent's, `comment` the rejecter's."""
+
+    type = "prompt.change_rejected"
+    pending_change_id: str
+    reason: str
+    rejected_by: str
+    comment: str | None
+
+
+class ApprovalRequested(Payload):
+    """Something of this run waits for a person, who answers by `approval.resolve` (our extension)."""
+
+    type = "espalier.approval.requested"
+    approval_id: str
+    kind: str
+
+
+class ApprovalResolved(Payload):
+    type = "espalier.approval.resolved"
+    approval_id: str
+    kind: str
+    resolution: str
 
 
 class MessageSent(Payload):

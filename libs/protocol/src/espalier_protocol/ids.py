@@ -23,6 +23,8 @@ IdPrefix: TypeAlias = Literal[
     "evt",  # event
     "phe",  # prompt history entry
     "pch",  # pending prompt change
+    "apr",  # approval
+    "prv",  # provider
     "key",
     "own",  # owner
 ]
