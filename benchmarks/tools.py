@@ -2,7 +2,8 @@
 
 Direct calls and runs take turns against the same server over HTTP; over standard input and output each side
 has a server of its own. A call's time in a run is on the database's clock: from the moment at which
-`tool.called` was written to that of `tool.returned`.
+`tool.called` was written to that of `tool.returned`. The floor is the call over standard input and
+output with the same commits and processes and none of our code between them.
 """
 
 import sys
@@ -13,6 +14,7 @@ from statistics import median
 from typing import Any, Final
 
 import anyio
+from benchmarks.floor import floor
 from benchmarks.report import Taken
 from benchmarks.runtime import ECHO_PORT, ROOT, Runtime
 from mcp.client import Client
@@ -40,7 +42,9 @@ select
     extract(epoch from returned.emitted_at - called.emitted_at) * 1000 as total,
     extract(epoch from c.sent_at - called.emitted_at) * 1000 as to_sent,
     extract(epoch from c.settled_at - c.sent_at) * 1000 as in_broker,
-    extract(epoch from returned.emitted_at - c.settled_at) * 1000 as to_returned
+    extract(epoch from returned.emitted_at - c.settled_at) * 1000 as to_returned,
+    extract(epoch from lead(called.emitted_at, 1, called.emitted_at) over (order by called.seq)
+        - returned.emitted_at) * 1000 as to_next
 from tool_calls c
 join events called on called.run_id = c.run_id and called.type = 'tool.called'
     and called.payload::json ->> 'call_id' = c.call_id
@@ -53,6 +57,7 @@ PARTS: Final = {
     "called to sent": "to_sent",
     "sent to settled": "in_broker",
     "settled to returned": "to_returned",
+    "returned to called": "to_next",
 }
 
 
@@ -72,6 +77,11 @@ async def tools(runtime: Runtime, taken: Taken) -> None:
                 taken.add(f"{server}: dearer by, p50", through["total"] - alone, "ms", WANTED_MS)
                 for what, column in PARTS.items():
                     taken.add(f"{server}: {what} p50", through[column], "ms")
+                if server == "stdio":
+                    for pauses, apart_s in (("", through["to_next"] / 1e3), (" back to back", 0.0)):
+                        spent, around = await floor(runtime, WARM, CALLS, apart_s)
+                        taken.add(f"floor{pauses}: dearer by, p50", spent - alone, "ms")
+                        taken.add(f"floor{pauses}: all but the call p50", around, "ms")
 
 
 async def _direct(direct: Client) -> float:
