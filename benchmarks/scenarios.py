@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import anyio
+from benchmarks.downloads import downloads
+from benchmarks.memory import memory
 from benchmarks.plans import COMPLETES, Plan, paced
 from benchmarks.report import Taken
 from benchmarks.runtime import WRITES, Clocks, Runtime
@@ -289,6 +291,7 @@ STAGES: Final = (
     Stage({"noop": noop, "rpc": rpc}, RAISED),
     Stage({"complete": complete}, RAISED, script=COMPLETES),
     Stage({"tools": tools}, {**RAISED, **PLANS_FROM_WIRE}),
+    Stage({"memory": memory, "downloads": downloads}, RAISED),
     Stage({"followers": followers, "joiners": joiners, "replay": replay}, {**RAISED, **PLANS_FROM_WIRE}),
     Stage(
         {"commits": commits, "idle": idle},

@@ -11,9 +11,9 @@ from tests.architecture.sources import PURE_ROOMS, Source, calls, findings, impo
 # The standard library without I/O, clocks, threads or randomness. A list of what is allowed, because a
 # list of what is forbidden forgets.
 PURE_STDLIB = frozenset(
-    """__future__ abc base64 binascii bisect collections copy dataclasses datetime decimal enum fractions
-    functools graphlib hashlib heapq hmac itertools json math operator re string struct textwrap types typing
-    unicodedata uuid""".split()
+    """__future__ abc base64 binascii bisect collections copy dataclasses datetime decimal difflib enum
+    fractions functools graphlib hashlib heapq hmac itertools json math operator re string struct textwrap
+    types typing unicodedata urllib.parse uuid""".split()
 )
 CLOCKS_AND_DICE = frozenset("now utcnow today uuid1 uuid4 uuid6 uuid7 urandom getrandbits".split())
 DOORS = frozenset(("open", "print", "input", "exec", "eval", "__import__"))
@@ -27,7 +27,7 @@ def impure(module: Source) -> Iterator[str]:
         if isinstance(node, WAITING):
             yield module.finding(node, f"{module.room} waits for something", ESCAPE)
     for statement, name, _ in imports(module.tree):
-        if name.partition(".")[0] not in allowed:
+        if not {name, name.partition(".")[0]} & allowed:
             yield module.finding(statement, f"{module.room} imports {name}, which is not pure", ESCAPE)
     for call, name in calls(module.tree):
         if name in CLOCKS_AND_DICE | DOORS:

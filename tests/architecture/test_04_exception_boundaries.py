@@ -15,13 +15,15 @@ BROAD = {"Exception", "BaseException"} | GROUPS
 # Where everything may be caught, and why. Add a file only with the sentence that says who answers for it.
 BOUNDARIES: dict[str, str] = {
     "gateway/dispatcher.py": "every failure of a call becomes its JSON-RPC error here",
-    "run_worker/models/openai_compatible.py": "whatever the SDK makes of a provider's bytes is a run's fault",
+    "run_worker/models/sdk_model.py": "whatever the SDK makes of a provider's bytes is a run's fault",
+    "client/conformance/attempts.py": "whatever a runtime sends, one check fails and the others go on",
     "mcp_broker/calls.py": "one call that fails must not end those of everybody else",
     "mcp_broker/session.py": "whatever the SDK raises, a call has an outcome and the broker lives on",
     "mcp_broker/app.py": "every failure of a worker's request becomes a bare status here",
     "local/first_key.py": "whatever a database answers becomes the launcher's one sentence about its address",
     "local/schema.py": "the same, for the four libraries that a migration passes through",
     "gateway/cancels.py": "one run that cannot be ended must not end the gateway",
+    "run_worker/provider_probes.py": "a test of a provider that breaks must not end the runs of others",
     "run_worker/sweeper.py": "a run that cannot be ended must not keep the others from being ended",
     "run_worker/slots.py": "a failed step becomes a lease that runs out, never the end of the worker",
 }

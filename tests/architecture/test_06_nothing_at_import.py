@@ -18,7 +18,8 @@ VALUE_MAKERS = frozenset(
     range removeprefix replace reversed set sorted split str
     strip sum timedelta tuple values wraps zip contextmanager asynccontextmanager final override overload
     runtime_checkable unique field_validator model_validator field_serializer model_serializer
-    total_ordering""".split()
+    total_ordering
+    calls completes tool""".split()  # of the conformance kit: entries of a behaviour script
 )
 # A tree of commands is put together at import; the functions on it run later.
 COMMAND_TREE = frozenset("command callback add_typer app_groups".split())
@@ -46,6 +47,7 @@ ENVIRONMENT_READERS: dict[str, str] = {
     "local/runtime.py": "children get the launcher's environment plus their own settings",
     "mcp_broker/stdio.py": "a server's program gets the few variables that every program needs",
     "local/git_repository.py": "git is configured by variables too; it gets those and no other",
+    "client/commands/mcp_servers.py": "a server's bearer is in the variable that its user names",
     "local/up.py": "NO_COLOR is every terminal program's, not a setting of ours",
 }
 # Files that a process starts from: the only ones that build settings.

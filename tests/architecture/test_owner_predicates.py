@@ -22,6 +22,7 @@ EXEMPT_STATEMENTS: dict[str, str] = {
     "store/keys.py:LIST_KEYS": "an operator's act, which serves all owners; no gateway can do it",
     "store/keys.py:REVOKE_KEY": "likewise; a key's id is shown to the operator alone",
     "store/owners.py:ENSURE_OWNER": "an owner's row is the owner, and an operator names it",
+    "store/providers.py:LOCK_OWNER": "the lock of a caller's own row, which is the owner",
     "store/pool.py:REVISION": "the schema belongs to nobody",
 }
 TOUCHES_ROWS = re.compile(r"\b(from|into|update|delete\s+from|join)\s+[a-z_{]", re.IGNORECASE)

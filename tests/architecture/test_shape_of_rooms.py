@@ -76,7 +76,9 @@ def declared(room: str) -> frozenset[str]:
     (file,) = [
         path for top in ("libs", "services", "deploy") for path in ROOT.glob(f"{top}/{room}/pyproject.toml")
     ]
-    requirements = tomllib.loads(file.read_text())["project"]["dependencies"]
+    project = tomllib.loads(file.read_text())["project"]
+    optional = project.get("optional-dependencies", {}).values()
+    requirements = [*project["dependencies"], *(each for extra in optional for each in extra)]
     wanted = {normal(re.split(r"[^A-Za-z0-9._-]", each, maxsplit=1)[0]) for each in requirements}
     installed = packages_distributions()
     third = {name for name, owners in installed.items() if wanted & {normal(owner) for owner in owners}}

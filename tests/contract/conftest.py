@@ -22,6 +22,7 @@ from espalier_local.keys import create_key
 from espalier_local.ports import free_port
 from espalier_local.servers import LocalServers
 from espalier_protocol.access import SCOPES
+from espalier_secrets.sealing import new_sealing_key
 from espalier_store.pool import Pool, PostgresSettings, open_pool, transaction
 
 
@@ -31,9 +32,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where the runtime is, and the connections that its embedders share."""
+    """Where the runtime is, and the connections that its embedders share.
+
+    On `model_port` of this machine a test may put a model provider: its workers may reach that.
+    """
 
     base_url: str
+    model_port: int
     pool: Pool
     published_http: httpx.AsyncClient
     http: httpx2.AsyncClient
@@ -50,19 +55,21 @@ class Runtime:
 
 @pytest.fixture(scope="module")
 async def runtime(servers: LocalServers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
-    base_url = f"http://127.0.0.1:{free_port()}"
+    base_url, model_port = f"http://127.0.0.1:{free_port()}", free_port()
     async with (
         own_stores(servers) as stores,
         open_pool(PostgresSettings(postgres_url=stores.postgres_url)) as pool,
         httpx.AsyncClient(timeout=ANSWER_WAIT_S, trust_env=False) as published_http,
         httpx2.AsyncClient(base_url=base_url, timeout=ANSWER_WAIT_S, trust_env=False) as http,
-        _running(stores, http, tmp_path_factory.mktemp("contract")),
+        _running(stores, http, model_port, tmp_path_factory.mktemp("contract")),
     ):
-        yield Runtime(base_url, pool, published_http, http)
+        yield Runtime(base_url, model_port, pool, published_http, http)
 
 
 @asynccontextmanager
-async def _running(stores: Stores, http: httpx2.AsyncClient, logs: Path) -> AsyncIterator[None]:
+async def _running(
+    stores: Stores, http: httpx2.AsyncClient, model_port: int, logs: Path
+) -> AsyncIterator[None]:
     """The worker also follows plans that come with a run; without one it answers "ok"."""
     broker = f"http://127.0.0.1:{free_port()}"
     environment = {
@@ -71,7 +78,9 @@ async def _running(stores: Stores, http: httpx2.AsyncClient, logs: Path) -> Asyn
         "ESPALIER_BROKER_PORT": broker.rsplit(":")[-1],
         "ESPALIER_BROKER_URL": broker,
         "ESPALIER_INTERNAL_KEY": INTERNAL_KEY,
+        "ESPALIER_SECRETS_KEY": new_sealing_key(),
         "ESPALIER_MODELS_SCRIPTED": "on",
+        "ESPALIER_EGRESS_ALLOW": f"127.0.0.1:{model_port}",
     }
     services = [
         start_service(name, environment, logs / f"{name}.log") for name in ("gateway", "broker", "worker")

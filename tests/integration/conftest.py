@@ -17,6 +17,7 @@ import httpx2
 import pytest
 from forked import Service, start_service
 from own_servers import OwnServer, own_postgres_server, own_redis_server
+from pydantic import SecretStr
 from scripted_runs import Plan, make_agent, start_run
 from tests.conftest import TEMPLATE, execute, on_database
 from tests.integration.wire import Gateway, Wire, running_gateway
@@ -51,6 +52,7 @@ class Stores:
             "ESPALIER_POSTGRES_URL": self.postgres_url,
             "ESPALIER_REDIS_URL": self.redis_url,
             "ESPALIER_REDIS_PREFIX": self.redis_prefix,
+            "ESPALIER_SECRETS_KEY": SECRETS_KEY,
         }
 
 
@@ -122,14 +124,16 @@ async def owner_id(pool: Pool, api_key: str) -> UUID:
 
 @pytest.fixture
 def gateway_settings(stores: Stores) -> GatewaySettings:
-    """Nothing is cached, so that what a test changes is seen at once."""
+    """Nothing is cached, so that what a test changes is seen at once; memory is searched by words alone."""
     return GatewaySettings(
         postgres_url=stores.postgres_url,
         redis_url=stores.redis_url,
         redis_prefix=stores.redis_prefix,
         port=0,
+        secrets_key=SecretStr(SECRETS_KEY),
         cache_s=0,
         gateway_drain_s=1,
+        embeddings="off",
     )
 
 
@@ -171,6 +175,7 @@ async def start_gateway(start: Start) -> StartGateway:
 
 
 INTERNAL_KEY = "only-for-tests-0123456789"
+SECRETS_KEY = "only-for-tests-0123456789-0123456789"
 
 
 @dataclass

@@ -12,7 +12,7 @@ from tests.integration.conftest import Stores
 from tests.integration.person import Done, Espalier, at_the_terminal
 from tests.integration.wire import ANSWER_WAIT_S, Gateway, Wire, symbol
 
-from espalier_gateway import sse
+from espalier_gateway import following
 from espalier_local.first_key import ensure_profile
 from espalier_local.folder import throwaway_folder
 from espalier_local.servers import LocalServers, local_servers
@@ -139,7 +139,7 @@ async def test_a_revoked_key_is_refused_and_the_others_are_not(
 async def test_an_open_stream_ends_when_its_key_is_looked_at_again(
     espalier: Espalier, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse, "Pace", partial(sse.Pace, recheck_s=RECHECK_S))
+    monkeypatch.setattr(following, "Pace", partial(following.Pace, recheck_s=RECHECK_S))
     leaked, leaked_id = await make(espalier, "acme")
     sister, _ = await make(espalier, "acme")
     one, other = Wire(gateway.http, leaked), Wire(gateway.http, sister)

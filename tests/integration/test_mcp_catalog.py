@@ -26,7 +26,7 @@ from espalier_mcp_broker.catalog import (
 from espalier_mcp_broker.servers import HttpServer, ServerSpec
 from espalier_protocol.broker import OfferedTool
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 CALL_S = 45.0
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}

@@ -17,7 +17,7 @@ from espalier_store.pool import transaction
 
 pytestmark = pytest.mark.anyio
 
-WIRE_PLANS = {"ESPALIER_MODELS_SCRIPTED": "on"}
+WIRE_PLANS = {"ESPALIER_MODELS_SCRIPTED": "on", "ESPALIER_EMBEDDINGS": "off"}
 DEATH_WAIT_S = 45.0
 ROOMY: dict[str, Any] = {
     "toolset": [],
@@ -104,6 +104,7 @@ async def test_an_agent_reads_in_a_later_cycle_what_it_wrote_and_finds_and_forge
         (True, {"items": [b[1]], "cursor": None}),
     ]
     assert deleted == (True, {"deleted": 1})
+    assert found[1].keys() == {"items", "ranking"} and found[1]["ranking"] == "text"
     assert [record["key"] for record in found[1]["items"]] == ["b", "a"]
     assert [{**record, "score": 1} for record in found[1]["items"]] == [
         {**b[1], "score": 1},

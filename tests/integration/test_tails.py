@@ -25,7 +25,8 @@ from espalier_domain.journal import LimitReached
 from espalier_domain.progress import Progress
 from espalier_eventlog import DATA_FIELD, TYPE_FIELD, stream_key
 from espalier_eventlog.tail import ANSWER_S, BLOCK_S, StreamReader
-from espalier_gateway.sse import Pace, event_stream
+from espalier_gateway.following import Pace
+from espalier_gateway.sse import event_stream
 from espalier_gateway.tails import BUFFER_EVENTS_MAX, CHECK_EVERY_S, SILENCE_S, Tail, Tails
 from espalier_local.folder import throwaway_folder
 from espalier_local.keys import create_key

@@ -27,6 +27,7 @@ from espalier_domain.journal import ModelAnswered, ToolCall
 from espalier_eventlog import RedisSettings, open_streams
 from espalier_eventlog.publisher import Publisher
 from espalier_local.ports import free_port
+from espalier_protocol.access import SUPPORTED
 from espalier_protocol.agent import AgentUpdate, CeilingsChange
 from espalier_protocol.ids import from_wire, to_wire
 from espalier_protocol.message import Message, MessageSend
@@ -528,7 +529,7 @@ Take = Callable[[str], Awaitable[Hand]]
 
 @pytest.fixture
 async def take(pool: Pool, owner_id: UUID, publisher: Publisher) -> AsyncIterator[Take]:
-    async with open_self_tools() as tools:
+    async with open_self_tools(SUPPORTED) as tools:
 
         async def take_it(run_id: str) -> Hand:
             held = await claim(pool, publisher, LEASE_TTL_S, uuid("run", run_id))

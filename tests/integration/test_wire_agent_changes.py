@@ -8,10 +8,12 @@ from uuid import UUID
 import anyio
 import pytest
 from tests.integration.wire import AGENT, POLL_S, Gateway, Wire, symbol
+from tests.integration.wire_prompts import history_of, key_of, told
 from tests.integration.wire_runs import event_types, lease, put_to_sleep, run_rows, uuid
 
 from espalier_acts.agents import archive_agent, cancel_agent
 from espalier_acts.runs import RunOrder, create_run
+from espalier_domain.prompts import unified_diff
 from espalier_gateway import cancels
 from espalier_gateway.methods import agent as agent_methods
 from espalier_jobs import QueueNames, open_queue, take_rings
@@ -28,6 +30,10 @@ SCRIPTED = {"ESPALIER_MODELS_SCRIPTED": "on"}
 WAITING = (
     "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 )
+
+
+def constitution(**changes: str) -> dict[str, str]:
+    return {**AGENT["constitution"], **changes}
 
 
 async def rung_for(stores: Any, expected: set[UUID]) -> set[str]:
@@ -86,6 +92,20 @@ async def test_an_update_changes_what_it_names_and_nothing_else(wire: Wire) -> N
         ({"ceilings": CEILINGS}, {"ceilings": CEILINGS}),
         ({"budgets": {"seconds_per_cycle": 1}}, {"budgets": {**BUDGETS, "seconds_per_cycle": 1}}),
         ({"budgets": BUDGETS, "name": "third"}, {"budgets": BUDGETS, "name": "third"}),
+        ({"constitution": constitution(immutable_directives="Be bold.")},) * 2,
+        (
+            {"constitution": {"mutable_prompt_policy": "locked"}},
+            {"constitution": constitution(immutable_directives="Be bold.", mutable_prompt_policy="locked")},
+        ),
+        (
+            {"constitution": {"mutable_prompt": ""}},
+            {
+                "constitution": constitution(
+                    immutable_directives="Be bold.", mutable_prompt_policy="locked", mutable_prompt=""
+                )
+            },
+        ),
+        ({"constitution": AGENT["constitution"]},) * 2,
     ):
         updated = await wire.call("agent.update", agent_id=made["id"], **change)
         assert updated["updated_at"] >= expected["updated_at"]
@@ -99,11 +119,12 @@ async def test_an_update_that_names_nothing_changes_nothing(wire: Wire, gateway:
     made = await wire.call("agent.create", **AGENT)
     await gateway.pool.execute("update agents set updated_at = updated_at - interval '1 hour'")
     before = await wire.call("agent.get", agent_id=made["id"])
-    nothings: tuple[dict[str, Any], ...] = ({}, {"ceilings": {}}, {"budgets": {}})
+    nothings: tuple[dict[str, Any], ...] = ({}, {"ceilings": {}}, {"budgets": {}}, {"constitution": {}})
     for nothing in nothings:
         assert await wire.call("agent.update", agent_id=made["id"], **nothing) == before
 
 
+CONSTITUTION = "constitution.mutable_prompt"
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a ceiling below the least": ({"ceilings": {"max_cycles": 0}}, "ceilings.max_cycles"),
     "a ceiling unknown": ({"ceilings": {"max_cyclez": 1}}, "ceilings.max_cyclez"),
@@ -118,6 +139,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an empty name": ({"name": ""}, "name"),
     "metadata of null": ({"metadata": None}, "metadata"),
     "metadata that are a list": ({"metadata": []}, "metadata"),
+    "a policy unknown": ({"constitution": {"mutable_prompt_policy": "free"}}, f"{CONSTITUTION}_policy"),
+    "a prompt of null": ({"constitution": {"mutable_prompt": None}}, CONSTITUTION),
+    "a prompt beyond the limit": ({"constitution": {"mutable_prompt": "x" * 262_145}}, CONSTITUTION),
+    "a part unknown": ({"constitution": {"prompt": "x"}}, "constitution.prompt"),
+    "a constitution of null": ({"constitution": None}, "constitution"),
     "a toolset": ({"toolset": []}, "toolset"),
     "live runs": ({"max_live_runs": 9}, "max_live_runs"),
     "a runner with an unknown member": ({"runner": {"modell": "m"}}, "runner.modell"),
@@ -135,24 +161,27 @@ async def test_members_that_do_not_fit_are_named_and_nothing_is_changed(wire: Wi
     assert await wire.call("agent.get", agent_id=before["id"]) == before
 
 
-async def test_what_cannot_be_changed_yet_is_refused_and_nothing_is_changed(wire: Wire) -> None:
+async def test_what_the_session_may_not_change_is_refused_and_nothing_is_changed(
+    wire: Wire, gateway: Gateway
+) -> None:
     before = await wire.call("agent.create", **AGENT)
+    modest = await gateway.stranger("one")
+    await modest.begin(**{"streaming.sse": True})
     told = {}
     for member, value in (
         ("runner", None),
         ("runner", {"model": "m"}),
         ("external_mcp_servers", []),
         ("external_mcp_servers", [{"url": "https://example.invalid/mcp"}]),
-        ("constitution", {}),
-        ("constitution", {"mutable_prompt": "Be long."}),
     ):
-        error = await wire.refused("agent.update", agent_id=before["id"], name="not kept", **{member: value})
+        error = await modest.refused(
+            "agent.update", agent_id=before["id"], name="not kept", **{member: value}
+        )
         assert error["code"] == ErrorCode.capability_not_supported
         told[member, str(value)] = {name: text for name, text in error["data"].items() if name != "symbol"}
     assert list(told.values()) == [
         *[{"capability": "runner.byo_llm"}] * 2,
         *[{"capability": "tools.mcp_external"}] * 2,
-        *[{"field": "constitution"}] * 2,
     ]
     assert await wire.call("agent.get", agent_id=before["id"]) == before
 
@@ -251,6 +280,130 @@ async def test_an_update_and_a_new_run_take_turns(wire: Wire, gateway: Gateway) 
     )
 
     assert symbol(answer) == "lifecycle_conflict"
+
+
+async def test_the_directives_stay_once_the_agent_has_had_a_run_and_the_rest_may_change(wire: Wire) -> None:
+    agent_id = await wire.agent()
+    await wire.call("agent.update", agent_id=agent_id, constitution={"immutable_directives": "Be bold."})
+    await wire.call("run.cancel", run_id=await wire.run(agent_id))
+    before = await wire.call("agent.get", agent_id=agent_id)
+
+    other = constitution(immutable_directives="Be brief.", mutable_prompt="Say no.")
+    error = await wire.refused("agent.update", agent_id=agent_id, name="not kept", constitution=other)
+
+    assert error["code"] == ErrorCode.lifecycle_conflict
+    assert error["data"]["reason"].startswith("constitution.immutable_directives cannot change")
+    assert await wire.call("agent.get", agent_id=agent_id, include=["prompt_history"]) == {
+        **before,
+        "prompt_history": [],
+    }
+    same = {**other, "immutable_directives": "Be bold.", "mutable_prompt_policy": "approval_required"}
+    changed = await wire.call("agent.update", agent_id=agent_id, constitution=same)
+    assert changed["constitution"] == same, "the same directives may be sent along"
+
+
+async def test_a_prompt_that_the_embedder_changes_gets_its_place_in_the_history_whatever_the_policy(
+    wire: Wire, gateway: Gateway
+) -> None:
+    by = await key_of(gateway, wire)
+    for policy in ("auto", "approval_required", "locked"):
+        agent_id = await wire.agent(constitution=constitution(mutable_prompt_policy=policy))
+        for prompt in ("Say no.", "Say no.", "Say\nnothing.\n"):
+            await wire.call("agent.update", agent_id=agent_id, constitution={"mutable_prompt": prompt})
+        history = await history_of(wire, agent_id)
+        diffs = [unified_diff("Say ok.", "Say no."), unified_diff("Say no.", "Say\nnothing.\n")]
+        assert [entry["diff"] for entry in history] == diffs, "what changes nothing is no change"
+        assert {(entry["approved_by"], entry["agent_id"]) for entry in history} == {(by, agent_id)}
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held", "free"])
+async def test_a_new_prompt_is_told_to_the_newest_live_run_and_a_holder_keeps_its_lease(
+    wire: Wire, gateway: Gateway, held: bool
+) -> None:
+    agent_id = await wire.agent()
+    older, newest, ended = [await wire.run(agent_id) for _ in range(3)]
+    await wire.call("run.cancel", run_id=ended)
+    if held:
+        await lease(gateway.pool, newest)
+    before = await run_rows(gateway.pool)
+
+    await wire.call("agent.update", agent_id=agent_id, constitution={"mutable_prompt": "Say no."})
+
+    (entry,) = await history_of(wire, agent_id)
+    payload = {name: entry[name] for name in ("diff", "reason", "approved_by")}
+    told_of = {run: await told(gateway, run, "prompt.") for run in (older, newest, ended)}
+    assert told_of == {older: [], newest: [("prompt.modified", payload)], ended: []}
+    row = before[uuid("run", newest)]
+    after = {
+        **row,
+        "next_seq": row["next_seq"] + 1,
+        "next_entry_no": row["next_entry_no"] + 1,
+        "lease_token": row["lease_token"] + (not held),
+    }
+    assert await run_rows(gateway.pool) == {**before, uuid("run", newest): after}
+
+
+async def test_a_change_of_the_prompt_and_a_new_run_take_turns(wire: Wire, gateway: Gateway) -> None:
+    """So directives do not change under a run that is being created."""
+    agent_id, owner_id = await wire.agent(), await gateway.pool.fetchval("select owner_id from agents")
+    order = RunOrder(uuid("agt", agent_id), "goal", {}, [])
+    change = {"agent_id": agent_id, "constitution": {"immutable_directives": "Be bold."}}
+
+    answer = await meanwhile(
+        gateway.pool,
+        lambda connection: create_run(connection, owner_id, order),
+        lambda: wire.answer("agent.update", change),
+    )
+
+    assert symbol(answer) == "lifecycle_conflict"
+
+
+# ------------------------------------------------------------------ what state an agent is in
+
+
+ROOT_OF = "update agents set root_id = $1, parent_id = $1 where id = $2"
+
+
+async def test_an_agent_shows_what_became_of_its_newest_run_and_a_spawned_one_that_it_is_complete(
+    wire: Wire, gateway: Gateway
+) -> None:
+    parent, child = await wire.agent(), await wire.agent()
+    await gateway.pool.execute(ROOT_OF, uuid("agt", parent), uuid("agt", child))
+    shown = {}
+    for end in ("complete", "error", "cancelled"):
+        for agent_id in (parent, child):
+            run_id = uuid("run", await wire.run(agent_id))
+            live = (await wire.call("agent.get", agent_id=agent_id))["lifecycle_state"]
+            ended = "update runs set state = $2, ended_at = clock_timestamp() where id = $1"
+            await gateway.pool.execute(ended, run_id, end)
+            after = (await wire.call("agent.get", agent_id=agent_id))["lifecycle_state"]
+            shown[end, agent_id == child] = (live, after)
+    assert shown == {
+        ("complete", False): ("active", "active"),
+        ("complete", True): ("active", "complete"),
+        ("error", False): ("active", "error"),
+        ("error", True): ("active", "error"),
+        ("cancelled", False): ("active", "active"),
+        ("cancelled", True): ("active", "active"),
+    }
+
+
+async def test_a_complete_child_is_found_by_its_state_and_may_be_cancelled_and_archived(
+    wire: Wire, gateway: Gateway
+) -> None:
+    parent, child = await wire.agent(), await wire.agent()
+    await gateway.pool.execute(ROOT_OF, uuid("agt", parent), uuid("agt", child))
+    await wire.run(child)
+    await gateway.pool.execute("update runs set state = 'complete', ended_at = clock_timestamp()")
+
+    found = (await wire.call("agent.list", lifecycle_state="complete"))["items"]
+
+    assert [agent["id"] for agent in found] == [child]
+    states = [
+        (await wire.call(method, agent_id=child))["lifecycle_state"]
+        for method in ("agent.cancel", "agent.archive")
+    ]
+    assert states == ["cancelled", "archived"]
 
 
 # ------------------------------------------------------------------ agent.cancel, agent.archive

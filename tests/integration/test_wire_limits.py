@@ -26,7 +26,7 @@ from tests.integration.wire import (
 
 from espalier_client import AepClient
 from espalier_gateway.auth import CallContext
-from espalier_gateway.events import SCOPES
+from espalier_gateway.following import SCOPES
 from espalier_gateway.settings import GatewaySettings
 from espalier_protocol.agent import AgentCreate
 from espalier_protocol.errors import ErrorCode

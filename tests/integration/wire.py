@@ -14,7 +14,7 @@ from espalier_gateway.settings import GatewaySettings
 from espalier_local.keys import create_key
 from espalier_protocol.access import CAPABILITIES, SCOPES
 from espalier_protocol.errors import ErrorCode
-from espalier_protocol.versions import SERVED_VERSIONS
+from espalier_protocol.versions import SERVED, SERVED_VERSIONS, Versions
 from espalier_store.pool import Pool, transaction
 
 VERSION = SERVED_VERSIONS[0]
@@ -147,10 +147,12 @@ class Gateway:
 
 
 @asynccontextmanager
-async def running_gateway(settings: GatewaySettings, pool: Pool) -> AsyncIterator[Gateway]:
+async def running_gateway(
+    settings: GatewaySettings, pool: Pool, versions: Versions = SERVED
+) -> AsyncIterator[Gateway]:
     """The real application behind the real server. `pool` is the test's own, not the gateway's."""
     async with (
-        open_gateway(settings) as (server, state),
+        open_gateway(settings, versions) as (server, state),
         anyio.create_task_group() as group,
     ):
         group.start_soon(server.serve)

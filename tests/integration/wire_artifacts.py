@@ -16,18 +16,12 @@ async def keep_artifact(
     mime_type: str = "text/markdown",
     subject_id: str | None = None,
 ) -> str:
-    """An artifact of the run, as its worker would have made it. The wire id.
-
-    No worker tags an artifact yet, so that the subject is written by hand.
-    """
+    """An artifact of the run, as its worker would have made it. The wire id."""
     run = from_wire("run", run_id)
     assert isinstance(run, UUID)
     row = await pool.fetchrow("select owner_id, agent_id from runs where id = $1", run)
     assert row is not None
     async with transaction(pool) as connection:
-        kept = await create_artifact(
-            connection, row["owner_id"], row["agent_id"], run, Content(name, mime_type, content)
-        )
-        artifact = from_wire("art", kept.artifact_id)
-        await connection.execute("update artifacts set subject_id = $1 where id = $2", subject_id, artifact)
+        wanted = Content(name, mime_type, content, subject_id)
+        kept = await create_artifact(connection, row["owner_id"], row["agent_id"], run, wanted)
     return kept.artifact_id

@@ -1,5 +1,7 @@
 """A service that kills itself at a chosen moment: before or after its n-th commit, publish, ring or wake.
 
+Of a gateway the commits of creates count.
+
 `arm("commit.before:3")` puts a SIGKILL of the own process at that place. Only this test code knows of it; the
 product has no branch for dying.
 """
@@ -12,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from espalier_eventlog.publisher import Publisher
-from espalier_gateway import couriers
+from espalier_gateway import couriers, idempotency
 from espalier_jobs import Doorbell
 from espalier_run_worker import held
 from espalier_store.pool import Connection, Pool, reading, transaction
@@ -31,6 +33,7 @@ def arm(moment: str) -> None:
 
     held.CYCLES_PER_HOLD = 1  # type: ignore[misc]
     held.transaction = _around_commits(transaction, reached)  # type: ignore[attr-defined]
+    idempotency.transaction = _around_commits(transaction, reached)  # type: ignore[attr-defined]
     held.reading = _around_commits(reading, reached, statement=True)  # type: ignore[attr-defined]
     Publisher.send = _around_calls("publish", Publisher.send, reached)  # type: ignore[method-assign]
     Doorbell.ring = _around_calls("ring", Doorbell.ring, reached)  # type: ignore[method-assign]

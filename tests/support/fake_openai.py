@@ -305,10 +305,14 @@ async def _read(stream: SocketStream) -> tuple[str, bytes]:
 
 @asynccontextmanager
 async def fake_openai(
-    replies: Iterable[Reply] = (), *, key: str = "sk-test-0123456789abcdef", model: str = "small"
+    replies: Iterable[Reply] = (),
+    *,
+    key: str = "sk-test-0123456789abcdef",
+    model: str = "small",
+    port: int = 0,
 ) -> AsyncIterator[FakeOpenAI]:
     async with (
-        await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0) as listener,
+        await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port) as listener,
         anyio.create_task_group() as group,
     ):
         port = listener.extra(SocketAttribute.local_port)  # noqa: S610

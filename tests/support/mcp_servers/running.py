@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -38,9 +38,18 @@ class HttpLedger:
         return HttpServer(name=name, url=f"http://127.0.0.1:{self.port}/mcp", **more)
 
 
+def http_ledger(ledger: Path, *words: str, port: int = 0) -> AbstractAsyncContextManager[HttpLedger]:
+    return _serving(PROGRAM, str(ledger), "--http", "--port", str(port), *words)
+
+
+def http_echo(notes: Path, *words: str, port: int = 0) -> AbstractAsyncContextManager[HttpLedger]:
+    """A server that repeats what it was sent; its `notes` are requests."""
+    return _serving(PROGRAM.with_name("echo.py"), str(notes), "--port", str(port), *words)
+
+
 @asynccontextmanager
-async def http_ledger(ledger: Path, *words: str, port: int = 0) -> AsyncIterator[HttpLedger]:
-    command = [sys.executable, str(PROGRAM), str(ledger), "--http", "--port", str(port), *words]
+async def _serving(program: Path, *words: str) -> AsyncIterator[HttpLedger]:
+    command = [sys.executable, str(program), *words]
     async with await anyio.open_process(command, stdin=DEVNULL, stdout=PIPE, stderr=None) as process:
         try:
             assert process.stdout is not None

@@ -97,14 +97,16 @@ async def _read(stream: SocketStream) -> Request | None:
 # ---------------------------------------------------------------- answers
 
 
-def session(session_id: str = SESSION, **capabilities: bool) -> dict[str, Any]:
+def session(session_id: str = SESSION, *, keeps_keys: bool = False, **capabilities: bool) -> dict[str, Any]:
     named = {name.replace("_", "."): value for name, value in capabilities.items()}
+    kept = {"idempotency_ttl_seconds": 86_400} if keeps_keys else {}
     return {
         "server_info": {"name": "loopback", "version": "1"},
         "protocol_version": "aep-2026-04-24",
         "capabilities": {"streaming.sse": True, **named},
         "session_id": session_id,
         "session_ttl_seconds": 60,
+        **kept,
     }
 
 

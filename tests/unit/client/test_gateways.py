@@ -106,7 +106,7 @@ async def test_a_read_goes_on_at_the_next_gateway_at_once_and_in_the_same_sessio
     [hang_up, silence, reply(502, b"<html>"), UNAVAILABLE],
     ids=["cut", "silent", "failing", "unavailable"],
 )
-async def test_a_create_that_may_have_been_heard_is_sent_nowhere_else_but_the_next_call_is(
+async def test_a_create_that_may_have_been_heard_and_has_no_key_is_sent_nowhere_else_but_the_next_call_is(
     runtime: Loopback, other: Loopback, client: AepClient, trouble: Answer
 ) -> None:
     runtime.on("POST run.create", trouble)
@@ -118,6 +118,54 @@ async def test_a_create_that_may_have_been_heard_is_sent_nowhere_else_but_the_ne
 
     assert (await client.run_create(START)).id == RUN
     assert (len(runtime.asked("POST run.create")), len(other.asked("POST run.create"))) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [hang_up, silence, reply(502, b"<html>"), UNAVAILABLE],
+    ids=["cut", "silent", "failing", "unavailable"],
+)
+async def test_a_create_at_a_runtime_that_keeps_keys_goes_on_at_the_next_gateway_under_one_key(
+    runtime: Loopback, other: Loopback, client: AepClient, trouble: Answer
+) -> None:
+    runtime.on("POST initialize", result(session(keeps_keys=True)))
+    runtime.on("POST run.create", trouble)
+    other.on("POST run.create", result(run("running")))
+
+    assert (await client.run_create(START)).id == RUN
+    assert (await client.run_create(START, key="mine")).id == RUN
+
+    (first,), (second, own) = runtime.asked("POST run.create"), other.asked("POST run.create")
+    keys = [each.headers["idempotency-key"] for each in (first, second, own)]
+    assert keys[0] == keys[1] != keys[2] == "mine"
+    assert first.message["params"] == second.message["params"]
+
+
+async def test_each_create_has_a_key_of_its_own_and_nothing_else_has_one(
+    runtime: Loopback, client: AepClient
+) -> None:
+    runtime.on("POST initialize", result(session(keeps_keys=True)))
+    for method in ("run.create", "run.get", "run.cancel"):
+        runtime.on(f"POST {method}", result(run("running")))
+
+    for _ in range(3):
+        await client.run_create(START)
+    await client.run_get(RUN)
+    await client.run_cancel(RUN)
+
+    keys = {request.name: request.headers.get("idempotency-key") for request in runtime.requests}
+    assert len({each.headers["idempotency-key"] for each in runtime.asked("POST run.create")}) == 3
+    assert [name for name, key in keys.items() if key] == ["POST run.create"]
+
+
+async def test_a_create_at_a_runtime_that_keeps_no_keys_has_none_unless_it_is_given(
+    runtime: Loopback, client: AepClient
+) -> None:
+    runtime.on("POST run.create", result(run("running")))
+    await client.run_create(START)
+    await client.run_create(START, key="mine")
+    keys = [each.headers.get("idempotency-key") for each in runtime.asked("POST run.create")]
+    assert keys == [None, "mine"]
 
 
 async def test_a_create_that_surely_was_not_heard_is_sent_to_the_next_gateway(other: Loopback) -> None:
@@ -304,6 +352,31 @@ async def test_a_download_goes_on_at_the_next_gateway_where_it_broke_off(
 
     assert await fetched(client) == CONTENT
     assert (len(runtime.asked(BYTES)), len(other.asked(BYTES))) == (1, 1)
+
+
+@pytest.mark.parametrize("cut", [1, 100_000, len(CONTENT) - 1])
+async def test_only_the_rest_of_a_download_is_asked_for(
+    runtime: Loopback, other: Loopback, client: AepClient, cut: int
+) -> None:
+    runtime.on(BYTES, torn(CONTENT[:cut], etag=etag(CONTENT)))
+    rest = {"etag": etag(CONTENT), "content_range": f"bytes {cut}-{len(CONTENT) - 1}/{len(CONTENT)}"}
+    other.on(BYTES, reply(206, CONTENT[cut:], **rest))
+
+    assert await fetched(client) == CONTENT
+    (first,), (second,) = runtime.asked(BYTES), other.asked(BYTES)
+    assert {"range", "if-range"}.isdisjoint(first.headers)
+    assert (second.headers["range"], second.headers["if-range"]) == (f"bytes={cut}-", etag(CONTENT))
+
+
+async def test_a_part_that_was_not_asked_for_is_an_error(
+    runtime: Loopback, other: Loopback, client: AepClient
+) -> None:
+    runtime.on(BYTES, torn(CONTENT[:1000], etag=etag(CONTENT)))
+    rest = {"etag": etag(CONTENT), "content_range": f"bytes 999-{len(CONTENT) - 1}/{len(CONTENT)}"}
+    other.on(BYTES, reply(206, CONTENT[999:], **rest))
+
+    with pytest.raises(TransportError, match="Another part"):
+        await fetched(client)
 
 
 async def test_a_download_is_not_put_together_of_two_contents(

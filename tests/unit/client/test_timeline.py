@@ -112,6 +112,28 @@ def test_memory_messages_and_tools_of_servers_have_words_of_their_own() -> None:
     ]
 
 
+def test_changes_of_the_prompt_and_what_waits_for_a_person_have_words_of_their_own() -> None:
+    change: dict[str, Any] = {"pending_change_id": "pch_1", "reason": "to be\nbrief"}
+    lines = shown(
+        event("prompt.modified", diff="--- before", reason="to be\nbrief", approved_by=None),
+        event("prompt.modified", diff="--- before", reason="to be brief", approved_by="key_1"),
+        event("prompt.change_queued", diff="--- before", **change),
+        event("prompt.change_rejected", rejected_by="key_1", comment=None, **change),
+        event("prompt.change_rejected", rejected_by="key_1", comment="not\nnow", **change),
+        event("espalier.approval.requested", approval_id="apr_1", kind="in_doubt"),
+        event("espalier.approval.resolved", approval_id="apr_1", kind="in_doubt", resolution="done"),
+    )
+    assert [line.removeprefix("     0.0s            ") for line in lines] == [
+        "✎ prompt changed: to be brief",
+        "✎ prompt changed, approved by key_1: to be brief",
+        "? prompt change pch_1 waits: to be brief",
+        "✖ prompt change pch_1 rejected by key_1",
+        "✖ prompt change pch_1 rejected by key_1, not now",
+        "? approval apr_1 waits for a person, in_doubt",
+        "✎ approval apr_1 resolved, done",
+    ]
+
+
 def test_a_sleep_that_names_no_time_says_so() -> None:
     (line,) = shown(event("tool.called", cycle_number=1, tool_name="sleep", args={}))
     assert line.endswith("→ sleep without a time")
@@ -130,6 +152,9 @@ def test_what_a_run_says_is_neither_markup_nor_obeyed() -> None:
         event("tool.returned", tool_name="t\x1b[2J", result_summary={"ok": True, "preview": "\x9b2J\r\x07"}),
         event("memory.written", namespace="\x1b[2J", key="\u202e\n", subject_id="\x1b[2J\u202e"),
         event("message.delivered", from_agent_id="\x1b[2J", message_id="\u2028"),
+        event("prompt.modified", reason="\x1b[2J\u202e", approved_by="\x9b2J"),
+        event("prompt.change_rejected", pending_change_id="\x1b[2J", rejected_by="\r", comment="\u202e"),
+        event("espalier.approval.resolved", approval_id="\x1b[2J", kind="\x07", resolution="\u2028"),
     ],
     ids=lambda told: told.type,
 )

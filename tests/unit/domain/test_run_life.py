@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_domain.decisions import CONTROL_TOOLS, Unreadable, read_decision
+from espalier_domain.decisions import CONTROL_TOOLS, SEND, SPAWN, Unreadable, read_decision
 from espalier_domain.history import HISTORY_CHARS_MAX, conversation, fold
 from espalier_domain.journal import (
     CallsPlanned,
@@ -44,6 +44,9 @@ from espalier_protocol.agent import Budgets, Ceilings, Constitution
 from espalier_protocol.run import EndState
 
 STEPS_MAX = 2_000
+WOKEN_IN_S = 1.0
+"""Until a message or a child's end ends a wait."""
+
 RUN = RunFacts(
     run_id="run_x",
     agent_id="agt_x",
@@ -63,6 +66,8 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("continue_now", {}),
     ("complete", {"result": 1}),
     ("artifact_create", {"name": "n", "content": "c"}),
+    (SPAWN, {}),
+    (SEND, {}),
     ("no_such_tool", {}),
     ("espalier.time", {}),
     ("mcp.git.git_log", {"max_count": 3}),
@@ -117,7 +122,7 @@ class Life:
             case Write(entries):
                 self.write(*entries)
                 if isinstance(entries[-1], CycleEnded | Parked):
-                    self.age_s += standing(self.progress, entries).wake_in_s
+                    self.age_s += standing(self.progress, entries).wake_in_s or WOKEN_IN_S
                     self.token += 1
             case Rest():
                 raise AssertionError("a live run rests")
@@ -144,7 +149,7 @@ class Life:
     def run_tool(self, call: ToolCall) -> None:
         cycle = self.progress.cycle
         assert cycle is not None
-        ok = call.name == "artifact_create" or (
+        ok = call.name in ("artifact_create", SPAWN, SEND) or (
             call.name in CONTROL_TOOLS and not isinstance(read_decision(call.name, call.args), Unreadable)
         )
         self.write(ToolReturned(cycle.number, call.call_id, call.name, ok, "result"))

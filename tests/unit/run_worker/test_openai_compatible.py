@@ -29,11 +29,8 @@ from espalier_run_worker.models.model import (
     ToolDefinition,
     WantedCall,
 )
-from espalier_run_worker.models.openai_compatible import (
-    ANSWER_TOKENS_MIN,
-    DESCRIPTION_CHARS_MAX,
-    open_openai_compatible,
-)
+from espalier_run_worker.models.openai_compatible import open_openai_compatible
+from espalier_run_worker.models.sdk_model import ANSWER_TOKENS_MIN, DESCRIPTION_CHARS_MAX
 
 pytestmark = pytest.mark.anyio
 

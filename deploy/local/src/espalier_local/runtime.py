@@ -29,6 +29,7 @@ from espalier_local.servers import LocalServers, local_servers
 READY_TIMEOUT_S = 60.0
 PROBE_TIMEOUT_S = 2.0
 INTERNAL_KEY_BYTES = 32
+SECRETS_KEY = "ESPALIER_SECRETS_KEY"
 SERVICE_GRACE_S = 2.5  # with Redis' and Postgres' own: within the 5 s that stopping may take
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach a gateway that listens on all
 
@@ -63,7 +64,7 @@ async def local_runtime(options: RuntimeOptions, *, on_line: OnLine = quiet) -> 
     async with _servers(options, on_line) as servers:
         await bring_up_to_date(servers.postgres_url)
         api_key = await ensure_profile(servers, base_url)
-        plans = _services(options, {**env, **_server_urls(servers), **options.env})
+        plans = _services(options, {**env, **_server_urls(servers), **_secrets(servers, env), **options.env})
         async with (
             running(plans, on_line, restart=options.restart) as (gateway, broker, *workers),
             httpx2.AsyncClient(trust_env=False) as client,
@@ -100,6 +101,11 @@ async def _answers_ready(client: httpx2.AsyncClient, url: str) -> bool:
 
 def _server_urls(servers: LocalServers) -> dict[str, str]:
     return {"ESPALIER_POSTGRES_URL": servers.postgres_url, "ESPALIER_REDIS_URL": servers.redis_url}
+
+
+def _secrets(servers: LocalServers, env: Mapping[str, str]) -> dict[str, str]:
+    """What keys of others are encrypted with: the operator's own, else one that the data folder keeps."""
+    return {SECRETS_KEY: env.get(SECRETS_KEY) or servers.folder.password("secrets_key")}
 
 
 def _services(options: RuntimeOptions, env: Mapping[str, str]) -> list[ChildPlan]:

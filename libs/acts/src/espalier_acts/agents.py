@@ -1,8 +1,12 @@
 """Acts on agents: making, changing and closing them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from espalier_acts.agent_servers import WantedServer, set_servers
+from espalier_acts.providers import bind_runner
+from espalier_acts.subjects import admit_subjects
 from espalier_domain.errors import LifecycleConflict, NotFound
 from espalier_protocol.agent import Agent, AgentCreate, AgentUpdate, Ceilings, CeilingsChange
 from espalier_protocol.ids import to_wire
@@ -19,10 +23,16 @@ from espalier_store.pool import Connection
 from espalier_store.runs import lock_live_runs, request_cancels, shrink_runs
 
 
-async def create_agent(connection: Connection, owner_id: UUID, wanted: AgentCreate) -> Agent:
-    """A new agent at the root of its own tree."""
+async def create_agent(
+    connection: Connection, owner_id: UUID, wanted: AgentCreate, servers: Sequence[WantedServer] = ()
+) -> Agent:
+    """A new agent at the root of its own tree, with these servers attached. Raises InvalidInput."""
     agent_id = new_id()
+    await admit_subjects(connection, owner_id, wanted.subject_ids)
     await insert_agent(connection, owner_id, agent_id, wanted)
+    await set_servers(connection, owner_id, agent_id, servers)
+    if wanted.runner is not None:
+        await bind_runner(connection, owner_id, agent_id, wanted.runner)
     return await _agent(connection, owner_id, agent_id)
 
 
@@ -35,10 +45,15 @@ class Updated:
 
 
 async def update_agent(
-    connection: Connection, owner_id: UUID, agent_id: UUID, change: AgentUpdate
+    connection: Connection,
+    owner_id: UUID,
+    agent_id: UUID,
+    change: AgentUpdate,
+    servers: Sequence[WantedServer] | None = None,
 ) -> Updated:
     """Write name, metadata, ceilings and budgets as far as `change` names them; its other members it ignores.
 
+    `servers` are all that the agent has from now on; None leaves them alone.
     Ceilings that shrink, shrink in the live runs too, whoever holds them. Raises NotFound, or
     LifecycleConflict when a ceiling would grow under a live run.
     """
@@ -46,8 +61,12 @@ async def update_agent(
     became_due: list[UUID] = []
     if change.ceilings is not None:
         became_due = await _shrink_live_runs(connection, owner_id, agent_id, agent.ceilings, change.ceilings)
-    if _names_something(change):
+    if servers is not None:
+        await set_servers(connection, owner_id, agent_id, servers)
+    if servers is not None or _names_something(change):
         await change_agent(connection, owner_id, agent_id, change)
+    if "runner" in change.model_fields_set:
+        await bind_runner(connection, owner_id, agent_id, change.runner)
     return Updated(await _agent(connection, owner_id, agent_id), became_due)
 
 

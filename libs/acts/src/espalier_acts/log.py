@@ -1,14 +1,22 @@
 """Moving a run: the one way in which entries, events and the run's row change together."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
 from uuid import UUID
 
-from espalier_domain.errors import LeaseLost
+from espalier_domain.errors import Conflicted, LeaseLost
 from espalier_domain.history import fold
 from espalier_domain.journal import (
+    ApprovalRequested,
+    ApprovalResolved,
     CallsPlanned,
     CycleEnded,
     Entry,
+    MessageSent,
+    PromptChangeRejected,
+    PromptModified,
+    RunEnded,
     ToolCall,
     ToolReturned,
     decode,
@@ -18,12 +26,21 @@ from espalier_domain.progress import SNAPSHOT_VERSION, Progress, apply, decode_s
 from espalier_domain.run import RunFacts, standing
 from espalier_domain.telling import events_of
 from espalier_domain.tools import is_brokered
+from espalier_domain.trees import subagent_result
 from espalier_protocol.events import NumberedEvent
 from espalier_protocol.ids import to_wire
 from espalier_protocol.strict_json import dumps
-from espalier_store.log import Lines, Moved, move_run
-from espalier_store.pool import Connection
+from espalier_store.ids import new_id
+from espalier_store.log import Lines, Moved, append_notice, move_run, pick_live_run
+from espalier_store.pool import RETRY_AFTER_MS, Connection
 from espalier_store.runs import LoadedRun, LockedRun, load_run
+from espalier_store.trees import stop_descendants, tell_spawner
+
+PICKS_MAX: Final = 8
+"""Runs that are picked to be told something, and that end before they are, until the act is repeated."""
+
+Notice = PromptModified | PromptChangeRejected | ApprovalResolved
+"""Entries that `apply` only counts, so that whoever holds the run need not know of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +48,8 @@ class Written:
     """What a step left behind: the progress after it, and the events to publish once it is committed.
 
     `released` says that the lease was given up, `due` that the run could go on at once all the same.
-    `wake_id` is the wake, to be carried out after the commit, with which an ended run hands messages on.
+    `wakes` are to be carried out after the commit: an ended run hands messages on and tells its spawner.
+    `to_ring` are the runs below it that became due because it ended.
     """
 
     run_id: UUID
@@ -40,7 +58,16 @@ class Written:
     due: bool
     outbox_id: int | None
     events: tuple[NumberedEvent, ...]
-    wake_id: int | None = None
+    wakes: tuple[int, ...] = ()
+    to_ring: tuple[UUID, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChildResult:
+    """The message with which a run that ends tells its spawner how; `body` is JSON."""
+
+    message_id: UUID
+    body: str
 
 
 async def write_entries(
@@ -82,7 +109,12 @@ async def append_entries(
     `after` is the progress that has taken the entries in. None when the row refused, with `unless_stopped`
     also because a cancel was asked for or the run's time is over.
     """
+    doubts = {each.call_id: new_id() for each in entries if isinstance(each, ToolReturned) and each.in_doubt}
+    entries = tuple(_asking(entries, doubts))
+    entries, result = _with_result(run, entries)
+    after = replace(after, entry_no=after.entry_no + len(doubts) + (result is not None))
     row, lines = standing(after, entries), lines_of(run.run_id, entries, after)
+    lines = replace(lines, doubted=[(approval_id, call_id) for call_id, approval_id in doubts.items()])
     released = release or row.state != "running"
     snapshot = None
     if not row.ended and any(isinstance(entry, CycleEnded) for entry in entries):
@@ -103,7 +135,64 @@ async def append_entries(
         return None
     due = row.state == "running"
     events = numbered(moved, lines)
-    return Written(run.run_id, after, released, due, moved.outbox_id, events, moved.wake_id)
+    wakes = () if moved.wake_id is None else (moved.wake_id,)
+    written = Written(run.run_id, after, released, due, moved.outbox_id, events, wakes)
+    return await _end_in_tree(connection, run, written, moved, result) if row.ended else written
+
+
+async def _end_in_tree(
+    connection: Connection, run: LockedRun, written: Written, moved: Moved, result: ChildResult | None
+) -> Written:
+    """What else an end means: the spawner hears of it, and whoever was spawned is to end too."""
+    if result is not None:
+        wake_id = await tell_spawner(connection, run.owner_id, run.run_id, result.message_id, result.body)
+        written = replace(written, wakes=(*written.wakes, wake_id))
+    if moved.spawned:
+        stopped = await stop_descendants(connection, run.owner_id, run.run_id)
+        written = replace(written, to_ring=tuple(stopped))
+    return written
+
+
+def _with_result(run: LockedRun, entries: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], ChildResult | None]:
+    """The entries of a run that ends, and if it was spawned among them the one that tells of its result."""
+    end = entries[-1] if entries else None
+    if run.parent_agent_id is None or not isinstance(end, RunEnded):
+        return entries, None
+    message_id, agent_id, run_id = new_id(), to_wire("agt", run.agent_id), to_wire("run", run.run_id)
+    body = subagent_result(agent_id, run_id, end.final_state, end.result)
+    sent = MessageSent(to_wire("msg", message_id), to_wire("agt", run.parent_agent_id))
+    return (*entries[:-1], sent, end), ChildResult(message_id, body)
+
+
+async def tell_live_run(
+    connection: Connection,
+    owner_id: UUID,
+    agent_id: UUID,
+    notices: tuple[Notice, ...],
+    *,
+    run_id: UUID | None,
+) -> Written | None:
+    """Append to the agent's run `run_id` if it lives, else to its newest live one; None if it has none.
+
+    The agent is locked, so that it gets no new run meanwhile. What is handed back has no progress: whoever
+    holds the run knows it. Raises Conflicted when every run that was picked had ended.
+    """
+    for _ in range(PICKS_MAX):
+        picked = await pick_live_run(connection, owner_id, agent_id, run_id)
+        if picked is None:
+            return None
+        lines = lines_of(picked, notices, Progress())
+        if moved := await append_notice(connection, owner_id, picked, lines):
+            return Written(picked, Progress(), False, False, moved.outbox_id, numbered(moved, lines))
+    raise Conflicted(RETRY_AFTER_MS)
+
+
+def _asking(entries: tuple[Entry, ...], doubts: dict[str, UUID]) -> Iterator[Entry]:
+    """The entries, and after each call in doubt the one that a person is asked about it."""
+    for entry in entries:
+        yield entry
+        if isinstance(entry, ToolReturned) and entry.in_doubt:
+            yield ApprovalRequested(to_wire("apr", doubts[entry.call_id]), "in_doubt")
 
 
 def lines_of(run_id: UUID, entries: tuple[Entry, ...], after: Progress) -> Lines:

@@ -7,12 +7,15 @@ TreeBoundary for an agent that is not the root of a tree of the owner.
 from typing import Final
 from uuid import UUID
 
+from espalier_acts.subjects import admit_subjects
 from espalier_domain.errors import InvalidInput, LifecycleConflict, TreeBoundary
+from espalier_domain.words import normalise, passage, searchable, terms_of
+from espalier_embeddings import Embedder
 from espalier_protocol import strict_json
 from espalier_protocol.ids import from_wire
 from espalier_protocol.memory import (
     MemoryDelete,
-    MemoryMatch,
+    MemoryFound,
     MemoryRead,
     MemoryRecord,
     MemorySearch,
@@ -20,7 +23,9 @@ from espalier_protocol.memory import (
 )
 from espalier_store.ids import new_id
 from espalier_store.memory import (
+    Meaning,
     NewRecord,
+    Query,
     RecordFilter,
     Shelf,
     delete_records,
@@ -38,8 +43,21 @@ VALUE_BYTES_MAX: Final = 256 * 1024
 RECORDS_MAX: Final = 10_000
 
 
+async def meaning_of(embedder: Embedder | None, wanted: MemoryWrite | MemorySearch) -> Meaning | None:
+    """What is to be written, or looked for, means; to be asked before a transaction begins."""
+    if embedder is None:
+        return None
+    text = passage(wanted.key, wanted.value) if isinstance(wanted, MemoryWrite) else wanted.query
+    vector = await embedder.vector(text)
+    return None if vector is None else Meaning(embedder.model, vector)
+
+
 async def write_memory(
-    connection: Connection, owner_id: UUID, wanted: MemoryWrite, agent_id: UUID | None = None
+    connection: Connection,
+    owner_id: UUID,
+    wanted: MemoryWrite,
+    agent_id: UUID | None = None,
+    meaning: Meaning | None = None,
 ) -> MemoryRecord:
     """Write under a key; `agent_id` is the agent that does, the root where it is none.
 
@@ -49,6 +67,8 @@ async def write_memory(
     if len(value) > VALUE_BYTES_MAX:
         raise InvalidInput("value", f"should have at most {VALUE_BYTES_MAX} bytes as JSON")
     root_id = await _root(connection, owner_id, wanted.tree_root_id)
+    if wanted.subject_id is not None:
+        await admit_subjects(connection, owner_id, [wanted.subject_id])
     record = NewRecord(
         new_id(),
         root_id,
@@ -58,6 +78,8 @@ async def write_memory(
         agent_id or root_id,
         wanted.subject_id,
         wanted.ttl_seconds,
+        searchable(wanted.key, wanted.value),
+        meaning,
     )
     await take_turns(connection, root_id)
     written = await write_record(connection, owner_id, record, RECORDS_MAX)
@@ -77,10 +99,20 @@ async def read_memory(connection: Connection, owner_id: UUID, wanted: MemoryRead
     return page
 
 
-async def search_memory(connection: Connection, owner_id: UUID, wanted: MemorySearch) -> list[MemoryMatch]:
-    """Best first. Raises Unavailable when it takes too long."""
+async def search_memory(
+    connection: Connection, owner_id: UUID, wanted: MemorySearch, meaning: Meaning | None = None
+) -> MemoryFound:
+    """Best first; nothing for a query without a word.
+
+    With its meaning, records that have one of the same model are ranked by it too. Raises Unavailable when it
+    takes too long.
+    """
     shelf = Shelf(await _root(connection, owner_id, wanted.tree_root_id), wanted.namespace)
-    return await search_records(connection, owner_id, shelf, wanted.query, wanted.found_max())
+    terms, found = terms_of(wanted.query), []
+    if terms:
+        query = Query(normalise(wanted.query), terms, meaning)
+        found = await search_records(connection, owner_id, shelf, query, wanted.found_max())
+    return MemoryFound(items=found, records=found, ranking="text" if meaning is None else "semantic")
 
 
 async def delete_memory(connection: Connection, owner_id: UUID, wanted: MemoryDelete) -> int:

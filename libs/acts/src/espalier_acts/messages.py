@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
+from espalier_acts.subjects import spread_subjects, subjects_of_message
 from espalier_domain.errors import Conflicted, InvalidInput, LifecycleConflict, NotFound, TreeBoundary
 from espalier_domain.journal import InboxRead, ReadMessage
 from espalier_protocol.ids import to_wire
@@ -32,6 +33,7 @@ from espalier_store.messages import (
 )
 from espalier_store.pool import RETRY_AFTER_MS, Connection
 from espalier_store.runs import LockedRun
+from espalier_store.trees import return_cycles
 
 UNREAD_MAX: Final = 1000
 """Messages that wait in one agent's inbox. Senders that commit at the same moment may exceed it."""
@@ -48,13 +50,15 @@ PICKS_MAX: Final = 8
 class MessageOrder:
     """What somebody says to an agent. Without `from_agent_id` an embedder says it.
 
-    `tree_root_id`, a wire id, is the tree that it may not leave; None: whichever the recipient is in.
+    `from_run_id` is the sender's run, whose subjects the message is about. `tree_root_id`, a wire id, is the
+    tree that it may not leave; None: whichever the recipient is in.
     """
 
     to_agent_id: UUID
     body: JsonAny
     tree_root_id: str | None = None
     from_agent_id: UUID | None = None
+    from_run_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ async def send_message(connection: Connection, owner_id: UUID, order: MessageOrd
     """Put a message into an agent's inbox.
 
     Raises NotFound, TreeBoundary, InvalidInput for a body that is too large or no JSON, or LifecycleConflict
-    when the agent is closed or its inbox is full.
+    when the agent is closed, its inbox is full, or a subject that it is about has been erased.
     """
     to_agent_id = to_wire("agt", order.to_agent_id)
     recipient = await get_recipient(connection, owner_id, order.to_agent_id)
@@ -85,6 +89,7 @@ async def send_message(connection: Connection, owner_id: UUID, order: MessageOrd
         to_agent_id=order.to_agent_id,
         sender="agent" if order.from_agent_id else "embedder",
         body=_encoded(order.body),
+        subject_ids=await subjects_of_message(connection, owner_id, order.from_run_id, order.to_agent_id),
     )
     sent = await insert_message(connection, owner_id, message, unread_max=UNREAD_MAX)
     if sent is None:
@@ -98,11 +103,15 @@ async def read_inbox(connection: Connection, run: LockedRun) -> tuple[InboxRead,
     The wake counter is the locked row's, from before the reading: a message that comes later is not read
     here, and its wake finds the counter unseen. While messages are left, one wake stays unseen, so that the
     run does not sleep on them.
+
+    The run knows of the messages' subjects from now on. Raises LifecycleConflict when one is being erased at
+    this moment; then the messages count as read, unless the caller undoes it.
     """
     seen = run.wake_seq
     taken, more = await take_unread(
         connection, run.owner_id, run.agent_id, run.run_id, count_max=READ_MAX, bytes_max=READ_BYTES_MAX
     )
+    await spread_subjects(connection, run, {subject for each in taken for subject in each.subject_ids})
     read = tuple(
         ReadMessage(to_wire("msg", each.message_id), to_wire("agt", each.from_agent_id)) for each in taken
     )
@@ -112,14 +121,17 @@ async def read_inbox(connection: Connection, run: LockedRun) -> tuple[InboxRead,
 async def wake_for_message(connection: Connection, outbox_id: int) -> UUID | None:
     """Carry out one wake, in a transaction of its own; the run to ring for, if one became due by it.
 
-    It may be repeated, also at the same time: only one of them finds the row. A message that was read wakes
-    nobody, and one for an agent without a live run stays in the inbox. Raises Conflicted when every run that
-    was picked had ended; then the row is still there.
+    It may be repeated, also at the same time: only one of them finds the row. The spawner of a child that has
+    ended gets back what the child did not use, whether or not it has read of the end already. A message that
+    was read wakes nobody, and one for an agent without a live run stays in the inbox. Raises Conflicted when
+    every run that was picked had ended; then the row is still there.
     """
     wake = await take_wake(connection, outbox_id)
     if wake is None:
         return None
     run_id = await _lock_one_to_wake(connection, wake)
+    if run_id is not None and wake.child_run_id is not None:
+        await return_cycles(connection, wake.owner_id, run_id, wake.child_run_id)
     if run_id is None or not await is_unread(
         connection, wake.owner_id, wake.agent_id, run_id, wake.message_id
     ):

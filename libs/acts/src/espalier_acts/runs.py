@@ -7,6 +7,7 @@ from uuid import UUID
 
 from espalier_acts.calls import known_outcomes
 from espalier_acts.log import Written, lines_of, load, numbered, write_entries
+from espalier_acts.subjects import admit_subjects
 from espalier_domain.errors import LifecycleConflict, NotFound
 from espalier_domain.journal import Entry, RunCreated
 from espalier_domain.progress import Progress, apply
@@ -43,6 +44,7 @@ async def create_run(connection: Connection, owner_id: UUID, order: RunOrder) ->
     if agent.lifecycle_state in ("cancelled", "archived"):
         raise LifecycleConflict(f"The agent is {agent.lifecycle_state} and takes no new run.")
     subjects = sorted({*agent.subject_ids, *order.subject_ids})
+    await admit_subjects(connection, owner_id, subjects)
     new = NewRun(new_id(), order.agent_id, order.goal, order.inputs, subjects, agent.ceilings)
     first = RunCreated(to_wire("agt", order.agent_id))
     lines = lines_of(new.run_id, (first,), Progress())

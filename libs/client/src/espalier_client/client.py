@@ -2,31 +2,36 @@
 
 The session is the client's own business: it begins with the first call and begins again by itself when the
 runtime has forgotten it. What is safe to send twice is sent again after passing trouble, to the next gateway
-if there are several; a create is not, because nobody could tell one run from two. Below it stand `gateways`,
-`transport` and `replies`, beside it `follow`, `download` and `lists`.
+if there are several. A create is, if the runtime keeps idempotency keys: each create has one. Below stand
+`gateways`, `transport` and `replies`, beside it `follow`, `download` and `lists`.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote
+from uuid import uuid4
 
 import anyio
 import httpx2
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
 from espalier_client import download, follow
 from espalier_client.backoff import Pauses
+from espalier_client.bundle import BundleWriter, stream_of
 from espalier_client.errors import AepError, Cause, ClientError, TransportError, is_passing, is_unheard
 from espalier_client.gateways import Gateways
 from espalier_client.replies import read_reply, request_body
-from espalier_protocol import agent, memory, message, run
+from espalier_protocol import agent, approval, memory, message, provider, run, subject
 from espalier_protocol.access import CAPABILITIES
 from espalier_protocol.artifact import Artifact, ArtifactDeleted, ArtifactList, ArtifactPage, ArtifactRef
 from espalier_protocol.errors import ErrorCode
 from espalier_protocol.events import Event
+from espalier_protocol.methods import METHODS
 from espalier_protocol.session import InitializeParams, InitializeResult
-from espalier_protocol.shapes import Params
+from espalier_protocol.shapes import NoParams, Params
+from espalier_protocol.strict_json import dumps
 from espalier_protocol.versions import SERVED_VERSIONS
 
 ROUNDS_MAX: Final = 5
@@ -34,12 +39,22 @@ ROUNDS_MAX: Final = 5
 
 CLIENT_INFO = {"name": "espalier-client", "version": "0.1.0"}
 REPEATABLE = frozenset(
-    {"initialize", "rpc.discover", "run.cancel", "agent.cancel", "agent.archive", "memory.write"}
+    {
+        "initialize",
+        "rpc.discover",
+        "run.cancel",
+        "agent.cancel",
+        "agent.archive",
+        "memory.write",
+        "subject.export",
+        "subject.erase",
+    }
 )
-"""What was cancelled stays cancelled, and a record that is written twice is one record. Not `message.send`,
-which would be heard twice, and no delete, whose second answer would say that there was nothing.
+"""What was cancelled stays cancelled, and a record that is written twice is one record. No delete, whose
+second answer would say that there was nothing. An erasure that was broken off goes on when it is asked for.
 """
 
+PROVIDERS: Final = "/api/me/llm-providers"
 REPEATABLE_ENDINGS = (".get", ".list", ".read", ".search", ".inbox")
 """Reading twice is reading. An embedder's look into an inbox marks nothing as read."""
 
@@ -52,7 +67,11 @@ class AepClient:
     `base_url` is where the runtime is, such as `http://127.0.0.1:8787`. Several gateways of one runtime are
     given as a sequence: the one that answered last is asked, and if it cannot be reached, is silent or
     answers `unavailable`, the next one is. Streams and downloads go on there by themselves; a call is sent
-    once more only if that can do no harm, and a create only if it surely was not heard.
+    once more only if that can do no harm. Creates and messages are, where the runtime keeps idempotency keys
+    (Espalier does, for a day); where it does not, only those that surely were not heard.
+
+    They take a `key`: whoever calls again with the same one, be it after a restart, gets the first answer
+    again and nothing is done twice.
 
     Every call raises `AepError` or `TransportError`; both are `ClientError`s with one sentence. An answer may
     take 30 s, and a call has up to five attempts at each gateway; `anyio.fail_after` bounds it more tightly.
@@ -81,15 +100,38 @@ class AepClient:
 
     # ---------------------------------------------------------------- typed calls
 
-    async def agent_create(self, params: agent.AgentCreate) -> agent.Agent:
-        """Make an agent. If the answer is lost, the agent may be there: look before making it again."""
-        return await self.call("agent.create", params, agent.Agent)
+    async def agent_create(self, params: agent.AgentCreate, *, key: str | None = None) -> agent.Agent:
+        """Make an agent. After a TransportError it may be there: with the same key it is made once."""
+        return await self.call("agent.create", params, agent.Agent, key=key)
 
     async def agent_get(self, agent_id: str) -> agent.Agent:
         return await self.call("agent.get", agent.AgentGet(agent_id=agent_id), agent.Agent)
 
     async def agent_list(self, params: agent.AgentList | None = None) -> agent.AgentPage:
         return await self.call("agent.list", params or agent.AgentList(), agent.AgentPage)
+
+    async def agent_in_full(self, params: agent.AgentGet) -> agent.AgentInFull:
+        """With its prompt's history, page by page, or with the changes of it that wait for a person."""
+        return await self.call("agent.get", params, agent.AgentInFull)
+
+    async def agent_approve_prompt_change(
+        self, params: agent.ApprovePromptChange
+    ) -> agent.PromptChangeResult:
+        """Apply or reject a change that waits; a stale one, or one resolved, is a `lifecycle_conflict`."""
+        return await self.call("agent.approve_prompt_change", params, agent.PromptChangeResult)
+
+    async def approval_list(self, params: approval.ApprovalList | None = None) -> approval.ApprovalPage:
+        """What waits for a person, newest first; with a `state` also what does not any more."""
+        return await self.call("approval.list", params or approval.ApprovalList(), approval.ApprovalPage)
+
+    async def approval_get(self, approval_id: str) -> approval.Approval:
+        return await self.call(
+            "approval.get", approval.ApprovalRef(approval_id=approval_id), approval.Approval
+        )
+
+    async def approval_resolve(self, params: approval.ApprovalResolve) -> approval.Approval:
+        """Answer it. If the answer is lost, look before answering again: a second one is a conflict."""
+        return await self.call("approval.resolve", params, approval.Approval)
 
     async def agent_update(self, params: agent.AgentUpdate) -> agent.Agent:
         """Change what is given. A ceiling that would grow while a run lives is a `lifecycle_conflict`."""
@@ -103,9 +145,9 @@ class AepClient:
         """End its live runs and take no new one, for good."""
         return await self.call("agent.cancel", agent.AgentRef(agent_id=agent_id), agent.AgentDone)
 
-    async def run_create(self, params: run.RunCreate) -> run.Run:
-        """Start a run. If the answer is lost, it may have started: look before starting it again."""
-        return await self.call("run.create", params, run.Run)
+    async def run_create(self, params: run.RunCreate, *, key: str | None = None) -> run.Run:
+        """Start a run. After a TransportError it may live: with the same key it is started once."""
+        return await self.call("run.create", params, run.Run, key=key)
 
     async def run_get(self, run_id: str) -> run.Run:
         return await self.call("run.get", run.RunRef(run_id=run_id), run.Run)
@@ -156,9 +198,9 @@ class AepClient:
         """Delete one record by its id, or those of a tree. Deleting what is not there deletes 0."""
         return await self.call("memory.delete", params, memory.MemoryDeleted)
 
-    async def message_send(self, params: message.MessageSend) -> message.Message:
-        """Tell an agent something; one that sleeps wakes. If the answer is lost, it may have been heard."""
-        return await self.call("message.send", params, message.Message)
+    async def message_send(self, params: message.MessageSend, *, key: str | None = None) -> message.Message:
+        """Tell an agent something; one that sleeps wakes. After a TransportError it may have been heard."""
+        return await self.call("message.send", params, message.Message, key=key)
 
     async def message_inbox(self, agent_id: str) -> message.Inbox:
         """What an agent has not read yet, oldest first. Looking does not mark it as read."""
@@ -167,6 +209,61 @@ class AepClient:
     async def message_list(self, params: message.MessageList | None = None) -> message.MessagePage:
         """Messages, newest first, read or not."""
         return await self.call("message.list", params or message.MessageList(), message.MessagePage)
+
+    async def subject_read(self, subject_id: str) -> subject.SubjectRecords:
+        """What is held about a person: the newest of each kind of record, and how many there are."""
+        params = subject.SubjectRef(subject_id=subject_id)
+        return await self.call("subject.read", params, subject.SubjectRecords)
+
+    async def subject_export_to(self, subject_id: str, folder: Path) -> dict[str, int]:
+        """Write all of it into a new folder; how many records of each kind there are.
+
+        Raises BadBundle if the folder cannot be made. After any error what is in it is of no use.
+        """
+        async with self.get("/api/me/subjects/{}/export", subject_id) as response:
+            with BundleWriter(folder) as writer:
+                async for line in response.aiter_lines():
+                    writer.take(line.encode())
+                return writer.finish()
+
+    async def subject_erase(self, subject_id: str, mode: subject.ErasureMode) -> subject.ErasureManifest:
+        """Erase a person's data. A large erasure is asked for again until it is done."""
+        params = subject.SubjectErase(subject_id=subject_id, mode=mode)
+        return await self.call("subject.erase", params, subject.ErasureManifest)
+
+    async def subject_import(self, folder: Path) -> subject.SubjectImported:
+        """Take in a bundle that `subject_export_to` wrote, all of it or nothing. It is sent once."""
+        with self._gateways.asking() as gateway:
+            body = await gateway.send("/api/me/subjects/import", stream_of(folder), "application/x-ndjson")
+        return _shaped("import", body, subject.SubjectImported)
+
+    async def provider_list(self) -> provider.Providers:
+        """The model providers that the owner brought, newest first, without their keys."""
+        return await self.call("provider.list", NoParams(), provider.Providers)
+
+    async def provider_get(self, provider_id: str) -> provider.Provider:
+        found = await self._beside("GET", f"{PROVIDERS}/{quote(provider_id, safe='')}", repeatable=True)
+        return _shaped("provider", found, provider.Provider)
+
+    async def provider_create(self, params: provider.ProviderCreate) -> provider.Provider:
+        """Bring a provider. If the answer is lost, look before bringing it again: a name is given once."""
+        return _shaped("provider", await self._beside("POST", PROVIDERS, params), provider.Provider)
+
+    async def provider_change(self, provider_id: str, params: provider.ProviderChange) -> provider.Provider:
+        """Change what is given. A key does not go to another server unless it is given along."""
+        place = f"{PROVIDERS}/{quote(provider_id, safe='')}"
+        return _shaped("provider", await self._beside("PATCH", place, params), provider.Provider)
+
+    async def provider_delete(self, provider_id: str) -> None:
+        """Raises AepError `provider_in_use` while an agent is bound to it."""
+        await self._beside("DELETE", f"{PROVIDERS}/{quote(provider_id, safe='')}")
+
+    async def provider_test(self, provider_id: str) -> provider.ProbePassed | provider.ProbeFailed:
+        """Let a worker ask the provider one small thing, which costs a few tokens. May take 20 s."""
+        told = await self._beside("POST", f"{PROVIDERS}/{quote(provider_id, safe='')}/test")
+        if isinstance(told, dict) and told.get("ok") is True:
+            return provider.ProbePassed()
+        return _shaped("test", told, provider.ProbeFailed)
 
     def artifact_bytes(self, artifact_id: str) -> AsyncGenerator[bytes, None]:
         """The bytes in pieces; raises in the end if they are not all of them, or not the right ones."""
@@ -182,11 +279,19 @@ class AepClient:
 
     # ---------------------------------------------------------------- any call
 
-    async def call(self, method: str, params: Params, result_type: type[Result]) -> Result:
-        """One method of the protocol. Begins the session if there is none."""
+    async def call(
+        self, method: str, params: Params, result_type: type[Result], *, key: str | None = None
+    ) -> Result:
+        """One method of the protocol. Begins the session if there is none.
+
+        A create without a `key` gets one of its own, if the runtime keeps keys.
+        """
         session = await self.initialize()
+        kept = session.idempotency_ttl_seconds is not None and _is_create(method)
+        if kept and key is None:
+            key = str(uuid4())
         result = await self._persistently(
-            method, lambda: self._in_session(method, params, session.session_id)
+            kept or _repeatable(method), lambda: self._in_session(method, params, session.session_id, key)
         )
         return _shaped(method, result, result_type)
 
@@ -199,25 +304,45 @@ class AepClient:
 
     @asynccontextmanager
     async def get(
-        self, path: str, *names: str, accept: str = "*/*", query: Mapping[str, str] | None = None
+        self,
+        path: str,
+        *names: str,
+        accept: str = "*/*",
+        query: Mapping[str, str] | None = None,
+        part: Mapping[str, str] | None = None,
     ) -> AsyncIterator[httpx2.Response]:
-        """A streaming read outside RPC: `path` with the ids in `names` filled in. One attempt."""
+        """A streaming read outside RPC: `path` with the ids in `names` filled in. One attempt.
+
+        `part` are headers that ask for a part of it, which may be answered with the whole.
+        """
+        asked: dict[str, Any] = {"accept": accept, "query": query or {}, "part": part or {}}
         place = path.format(*(quote(name, safe="") for name in names))
         session = await self.initialize()
         async with AsyncExitStack() as stack:
             gateway = stack.enter_context(self._gateways.asking())
             try:
-                opening = gateway.get(place, session.session_id, accept=accept, query=query or {})
+                opening = gateway.get(place, session.session_id, **asked)
                 response = await stack.enter_async_context(opening)
             except AepError as error:
                 if error.code != ErrorCode.session_expired:
                     raise
                 session = await self.initialize(instead_of=session.session_id)
-                opening = gateway.get(place, session.session_id, accept=accept, query=query or {})
+                opening = gateway.get(place, session.session_id, **asked)
                 response = await stack.enter_async_context(opening)
             yield response
 
     # ---------------------------------------------------------------- below the surface
+
+    async def _beside(
+        self, verb: str, path: str, params: Params | None = None, *, repeatable: bool = False
+    ) -> Any:
+        """What an endpoint beside AEP answers; those need a key and no session."""
+
+        async def send() -> Any:
+            with self._gateways.asking() as gateway:
+                return await gateway.ask(verb, path, None if params is None else dumps(_told(params)))
+
+        return await self._persistently(repeatable, send)
 
     async def _begin(self) -> InitializeResult:
         params = InitializeParams(
@@ -225,26 +350,26 @@ class AepClient:
             requested_versions=list(SERVED_VERSIONS),
             requested_capabilities=self._capabilities,
         )
-        result = await self._persistently("initialize", lambda: self._post("initialize", params, None))
+        result = await self._persistently(True, lambda: self._post("initialize", params, None))
         return _shaped("initialize", result, InitializeResult)
 
-    async def _in_session(self, method: str, params: Params, session_id: str) -> Any:
+    async def _in_session(self, method: str, params: Params, session_id: str, key: str | None) -> Any:
         try:
-            return await self._post(method, params, session_id)
+            return await self._post(method, params, session_id, key)
         except AepError as error:
             if error.code != ErrorCode.session_expired:
                 raise
         session = await self.initialize(instead_of=session_id)
-        return await self._post(method, params, session.session_id)
+        return await self._post(method, params, session.session_id, key)
 
-    async def _persistently(self, method: str, send: Callable[[], Awaitable[Any]]) -> Any:
+    async def _persistently(self, repeatable: bool, send: Callable[[], Awaitable[Any]]) -> Any:
         """Send, and after passing trouble send again if that can do no harm."""
         pauses = Pauses(len(self.base_urls))
         for attempts_left in reversed(range(ROUNDS_MAX * len(self.base_urls))):
             try:
                 return await send()
             except ClientError as error:
-                if not (is_unheard(error) or (is_passing(error) and _repeatable(method))):
+                if not (is_unheard(error) or (is_passing(error) and repeatable)):
                     raise
                 if not attempts_left:
                     raise self._gateways.after_all(error) from error
@@ -252,13 +377,18 @@ class AepClient:
             await anyio.sleep(pause_s)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _post(self, method: str, params: Params, session_id: str | None) -> Any:
+    async def _post(self, method: str, params: Params, session_id: str | None, key: str | None = None) -> Any:
         """To one gateway, once."""
         self._requests += 1
         request_id = self._requests
         with self._gateways.asking() as gateway:
-            status, body = await gateway.post(request_body(request_id, method, params), session_id)
+            status, body = await gateway.post(request_body(request_id, method, params), session_id, key)
             return read_reply(status, body, request_id)
+
+
+def _is_create(method: str) -> bool:
+    known = METHODS.get(method)
+    return known is not None and known.keyed
 
 
 def _repeatable(method: str) -> bool:
@@ -271,3 +401,12 @@ def _shaped(method: str, result: Any, result_type: type[Result]) -> Result:
     except ValidationError as err:
         sentence = f"The runtime's answer to {method} does not have the shape of {result_type.__name__}."
         raise TransportError(sentence, Cause.senseless) from err
+
+
+def _told(params: Params) -> dict[str, Any]:
+    """The members that were given, secrets among them as they are: they print as stars everywhere else."""
+    given = params.model_dump(exclude_unset=True)
+    return {
+        name: value.get_secret_value() if isinstance(value, SecretStr) else value
+        for name, value in given.items()
+    }

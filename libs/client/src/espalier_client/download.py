@@ -2,7 +2,8 @@
 
 HTTP itself refuses a body that is shorter than announced; the hash covers the rest. A download that breaks
 off begins again, at the next gateway if there is one, and what was handed out already is read past. Nothing
-is buffered beyond one piece. Below it stands the client's streaming read.
+is buffered beyond one piece. Of a body that broke off only the rest is asked for, as a range, if the runtime
+named its hash. Below it stands the client's streaming read.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ import httpx2
 
 from espalier_client.backoff import Pauses
 from espalier_client.errors import Cause, ClientError, TransportError, is_passing
+from espalier_client.transport import PARTIAL
 
 if TYPE_CHECKING:
     from espalier_client.client import AepClient
@@ -32,7 +34,7 @@ async def artifact_bytes(client: "AepClient", artifact_id: str) -> AsyncGenerato
     pauses = Pauses(len(client.base_urls))
     for attempts_left in reversed(range(ROUNDS_MAX * len(client.base_urls))):
         try:
-            async with client.get(PATH, artifact_id) as response:
+            async with client.get(PATH, artifact_id, part=taken.rest) as response:
                 taken.begin(response)
                 async for piece in response.aiter_raw():
                     if fresh := taken.fresh(piece):
@@ -60,11 +62,22 @@ class _Taken:
         """Without a hash nobody could tell whether the rest belongs to what was handed out."""
         return not self._size or _SHA256.fullmatch(self._etag or "") is not None
 
+    @property
+    def rest(self) -> dict[str, str]:
+        """Headers that ask for what was not handed out yet, of the same bytes or else for all."""
+        if not self._size or self._etag is None:
+            return {}
+        return {"Range": f"bytes={self._size}-", "If-Range": self._etag}
+
     def begin(self, response: httpx2.Response) -> None:
         etag = response.headers.get("etag")
         if self._size and etag != self._etag:
             raise TransportError("The artifact has changed while it was read.", Cause.senseless)
         self._etag, self._read = etag, 0
+        if response.status_code == PARTIAL:
+            if not response.headers.get("content-range", "").startswith(f"bytes {self._size}-"):
+                raise TransportError("Another part was answered than was asked for.", Cause.senseless)
+            self._read = self._size
 
     def fresh(self, piece: bytes) -> bytes:
         """The part of the piece that was not handed out before."""

@@ -4,6 +4,7 @@ No sockets here; `transport` has them. Replies are read leniently (a runtime may
 an answer that is not an answer to the question is never taken for one.
 """
 
+import json
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -60,6 +61,14 @@ def read_reply(status: int, body: bytes, request_id: RequestId) -> Any:
     if reply.id != request_id:
         raise TransportError("The runtime answered another request than the one sent.", Cause.senseless)
     return reply.result
+
+
+def read_json(body: bytes) -> Any:
+    """Raises TransportError for a body that is no JSON."""
+    try:
+        return json.loads(body)
+    except ValueError as err:
+        raise TransportError("The runtime answered what is no JSON.", Cause.senseless) from err
 
 
 def read_refusal(status: int, body: bytes) -> ClientError:

@@ -168,12 +168,43 @@ def _memory(payload: Payload) -> Said:
     return "✎", "bold blue", f"memory record {_cut(key, TEXT_CHARS_MAX)}{about}"
 
 
+def _spawned(payload: Payload) -> Said:
+    return "⑂", "bold blue", f"sub-agent {payload.get('child_agent_id')}, run {payload.get('child_run_id')}"
+
+
 def _message_sent(payload: Payload) -> Said:
     return "✉", "bold blue", f"message {payload.get('message_id')} to {payload.get('to_agent_id')}"
 
 
 def _message_read(payload: Payload) -> Said:
     return "✉", "bold blue", f"message {payload.get('message_id')} from {payload.get('from_agent_id')} read"
+
+
+def _prompt_modified(payload: Payload) -> Said:
+    by = f", approved by {payload['approved_by']}" if payload.get("approved_by") else ""
+    return "✎", "bold blue", f"prompt changed{by}: {_why(payload)}"
+
+
+def _prompt_queued(payload: Payload) -> Said:
+    return "?", "yellow", f"prompt change {payload.get('pending_change_id')} waits: {_why(payload)}"
+
+
+def _prompt_rejected(payload: Payload) -> Said:
+    comment = f", {_cut(_text(payload['comment']), TEXT_CHARS_MAX)}" if payload.get("comment") else ""
+    change, by = payload.get("pending_change_id"), payload.get("rejected_by")
+    return "✖", "yellow", f"prompt change {change} rejected by {by}{comment}"
+
+
+def _why(payload: Payload) -> str:
+    return _cut(_text(payload.get("reason")), TEXT_CHARS_MAX)
+
+
+def _approval_requested(payload: Payload) -> Said:
+    return "?", "yellow", f"approval {payload.get('approval_id')} waits for a person, {payload.get('kind')}"
+
+
+def _approval_resolved(payload: Payload) -> Said:
+    return "✎", "bold blue", f"approval {payload.get('approval_id')} resolved, {payload.get('resolution')}"
 
 
 def _artifact(payload: Payload) -> Said:
@@ -209,9 +240,15 @@ _SPEAKERS: dict[EventType | str, Callable[[Payload], Said]] = {
     "cycle.started": _cycle_started,
     "cycle.ended": _cycle_ended,
     "tool.returned": _returned,
+    "subagent.spawned": _spawned,
     "memory.written": _memory,
     "message.sent": _message_sent,
     "message.delivered": _message_read,
+    "prompt.modified": _prompt_modified,
+    "prompt.change_queued": _prompt_queued,
+    "prompt.change_rejected": _prompt_rejected,
+    "espalier.approval.requested": _approval_requested,
+    "espalier.approval.resolved": _approval_resolved,
     "artifact.created": _artifact,
     "error": _trouble,
 }

@@ -1,7 +1,8 @@
 """The CycleDecision: how a cycle ends, and how an agent's tool call becomes one.
 
 AEP knows five (spec section 8.1). `sleep`, `continue_now` and `complete` are calls that end the cycle;
-both published spellings of their arguments are accepted.
+both published spellings of their arguments are accepted. `spawn_subagent` and `send_message` do not end it,
+so that several helpers can work at once: an answer without calls after them is the decision to wait.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import Any, Final, Literal
 CONTROL_TOOLS: Final = frozenset({"sleep", "continue_now", "complete"})
 SLEEP_S_MIN: Final = 1
 SLEEP_S_MAX: Final = 366 * 24 * 3600
+SPAWN: Final = "spawn_subagent"
+SEND: Final = "send_message"
 FORCED_SLEEP_S: Final = 300
 REASON_CHARS_MAX: Final = 500
 
@@ -37,7 +40,15 @@ class Complete:
     kind: Literal["complete"] = "complete"
 
 
-CycleDecision = Sleep | ContinueNow | Complete
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Until a sub-agent's run ends, or until a message comes; a message ends either."""
+
+    on: Literal["child", "message"]
+    kind: Literal["wait"] = "wait"
+
+
+CycleDecision = Sleep | ContinueNow | Complete | Wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@
     ├── InvalidInput        a field that has the right type but not a possible value
     ├── LifecycleConflict   the agent or run is in a state that does not allow the act
     ├── TreeBoundary        an agent that is not in the tree where the act belongs
+    ├── SubjectNotFound     no such data subject of this owner
     └── Unavailable         a store is away; the same request may succeed later
         └── Conflicted      two transactions stood in each other's way; nothing was written, try at once
 
@@ -44,6 +45,12 @@ class TreeBoundary(DomainError):
         super().__init__(reason)
         self.reason = reason
         self.id = id_
+
+
+class SubjectNotFound(DomainError):
+    def __init__(self, subject_id: str) -> None:
+        super().__init__("There is no subject with this id.")
+        self.id = subject_id
 
 
 class Unavailable(DomainError):

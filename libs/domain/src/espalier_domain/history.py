@@ -8,7 +8,7 @@ same size as one that has lived ten.
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from espalier_domain.decisions import Complete, ContinueNow, Sleep
+from espalier_domain.decisions import Complete, ContinueNow, Sleep, Wait
 from espalier_domain.journal import CycleEnded, ToolCall
 from espalier_domain.progress import Progress, Turn
 from espalier_domain.run import RunFacts
@@ -94,6 +94,9 @@ def _how_it_ended(end: CycleEnded) -> str:
             return (
                 f"(Cycle {end.cycle} ended: you slept{f', {reason}' if reason else ''}. You are awake again.)"
             )
+        case Wait(on=on):
+            awaited = "a sub-agent" if on == "child" else "a message"
+            return f"(Cycle {end.cycle} ended: you waited for {awaited}. You are awake again.)"
         case ContinueNow() | Complete() | None:
             return f"(Cycle {end.cycle} ended; a new one begins.)"
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from espalier_domain.decisions import Complete, ContinueNow, Sleep
+from espalier_domain.decisions import Complete, ContinueNow, Sleep, Wait
 from espalier_protocol.agent import Budgets
 from espalier_protocol.run import EndState
 
@@ -204,12 +204,22 @@ class InboxRead:
     kind: Literal["inbox_read"] = "inbox_read"
 
 
+LimitSymbol = Literal[
+    "ceiling_exceeded",
+    "budget_exhausted",
+    "tree_boundary_violation",
+    "constitution_policy_violation",
+    "tool_not_found",
+    "lifecycle_conflict",
+]
+
+
 @dataclass(frozen=True, slots=True)
 class LimitReached:
-    """A ceiling or budget that stopped something, told to readers as an `error` event."""
+    """A limit of the run, or of its cage, that stopped something; told to readers as an `error` event."""
 
     cycle: int | None
-    symbol: Literal["ceiling_exceeded", "budget_exhausted"]
+    symbol: LimitSymbol
     message: str
     kind: Literal["limit_reached"] = "limit_reached"
 
@@ -225,11 +235,22 @@ class Parked:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadroomAwaited:
+    """Woken between two cycles, the run could begin none: what it has left is granted to live children.
+
+    `wake_seen` is the wake counter that it was woken with.
+    """
+
+    wake_seen: int
+    kind: Literal["headroom_awaited"] = "headroom_awaited"
+
+
+@dataclass(frozen=True, slots=True)
 class CycleEnded:
     """`decision` is None when the run was stopped in mid-cycle."""
 
     cycle: int
-    decision: Annotated[Sleep | ContinueNow | Complete, Field(discriminator="kind")] | None
+    decision: Annotated[Sleep | ContinueNow | Complete | Wait, Field(discriminator="kind")] | None
     tokens_used: int
     tool_calls_made: int
     kind: Literal["cycle_ended"] = "cycle_ended"
@@ -263,6 +284,7 @@ Entry = (
     | InboxRead
     | LimitReached
     | Parked
+    | HeadroomAwaited
     | CycleEnded
     | RunEnded
 )

@@ -5,11 +5,11 @@ loading costs what the model is shown and not what the run has lived.
 """
 
 from dataclasses import dataclass, replace
-from typing import Final, assert_never
+from typing import Final, Literal, assert_never
 
 from pydantic import TypeAdapter
 
-from espalier_domain.decisions import CONTROL_TOOLS, CycleDecision, Unreadable, read_decision
+from espalier_domain.decisions import CONTROL_TOOLS, SEND, SPAWN, CycleDecision, Unreadable, read_decision
 from espalier_domain.journal import (
     ApprovalRequested,
     ApprovalResolved,
@@ -18,6 +18,7 @@ from espalier_domain.journal import (
     CycleEnded,
     CycleStarted,
     Entry,
+    HeadroomAwaited,
     InboxRead,
     LimitReached,
     MemoryWritten,
@@ -85,6 +86,18 @@ class OpenCycle:
         """Tokens, with a reservation that is still open counted in full."""
         return self.tokens_used + (self.reservation.reserved if self.reservation else 0)
 
+    @property
+    def lost(self) -> int:
+        """Cycles whose tokens the answers of this one have used up beyond its own."""
+        tokens = self.budgets.tokens_per_cycle
+        return -(-max(0, self.spent - tokens) // tokens)
+
+    @property
+    def awaits(self) -> Literal["child", "message"] | None:
+        """What an answer without calls would wait for, by what the cycle has done."""
+        done = {result.tool for turn in self.turns for result in turn.results if result.ok}
+        return "child" if SPAWN in done else "message" if SEND in done else None
+
 
 @dataclass(frozen=True, slots=True)
 class PastCycle:
@@ -103,6 +116,11 @@ class Progress:
     cycle: OpenCycle | None = None
     final_state: EndState | None = None
     entry_no: int = 0
+    cycles_lost: int = 0
+
+    def lost(self) -> int:
+        """Cycles that the run has forfeited: answers beyond their reservation used up their tokens."""
+        return self.cycles_lost + (self.cycle.lost if self.cycle else 0)
 
     def under_way(self) -> tuple[ToolCall, ...]:
         """The planned calls whose outcome is not known here yet."""
@@ -127,6 +145,7 @@ def apply(progress: Progress, entry: Entry) -> Progress:
             | ApprovalResolved()
             | InboxRead()
             | LimitReached()
+            | HeadroomAwaited()
         ):
             return replace(progress, entry_no=entry_no)
         case CycleStarted(number, started_s, _, budgets, woken):
@@ -138,8 +157,8 @@ def apply(progress: Progress, entry: Entry) -> Progress:
     assert cycle is not None, f"{entry.kind} outside a cycle"
     match entry:
         case CycleEnded():
-            past = (*progress.past, PastCycle(cycle.number, cycle.turns, entry))
-            return replace(progress, entry_no=entry_no, cycle=None, past=past)
+            past, lost = (*progress.past, PastCycle(cycle.number, cycle.turns, entry)), progress.lost()
+            return replace(progress, entry_no=entry_no, cycle=None, past=past, cycles_lost=lost)
         case ModelAnswered():
             answers = progress.answers + 1
             return replace(progress, entry_no=entry_no, answers=answers, cycle=_answered(cycle, entry))
@@ -184,7 +203,7 @@ def _returned(cycle: OpenCycle, entry: ToolReturned) -> OpenCycle:
     )
 
 
-SNAPSHOT_VERSION: Final = 1
+SNAPSHOT_VERSION: Final = 2
 _SNAPSHOT: TypeAdapter[Progress] = TypeAdapter(Progress)
 
 

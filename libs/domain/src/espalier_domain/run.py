@@ -5,16 +5,18 @@ done. Both are pure, and together they are the agent's whole behaviour: the work
 writes down the entries.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice, takewhile
 from typing import Any, Final, Literal
+from uuid import UUID
 
 from espalier_domain.decisions import (
     CONTROL_TOOLS,
     Complete,
     CycleDecision,
     Sleep,
+    Wait,
     forced_sleep,
 )
 from espalier_domain.journal import (
@@ -22,8 +24,10 @@ from espalier_domain.journal import (
     CycleEnded,
     CycleStarted,
     Entry,
+    HeadroomAwaited,
     InboxRead,
     LimitReached,
+    LimitSymbol,
     ModelAnswered,
     Parked,
     RunEnded,
@@ -33,6 +37,7 @@ from espalier_domain.journal import (
 from espalier_domain.progress import OpenCycle, Progress, Turn
 from espalier_domain.tools import has_tool, is_brokered
 from espalier_protocol.agent import Budgets, Ceilings, Constitution
+from espalier_protocol.provider import ProviderKind
 from espalier_protocol.run import EndState, RunState, WaitReason
 
 MODEL_ATTEMPTS_MAX: Final = 4
@@ -51,8 +56,32 @@ TOOL_CHARS_SHOWN_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
+class BoundProvider:
+    """A provider of the agent's owner. Its key is sealed; only what asks a model opens it."""
+
+    owner_id: UUID
+    provider_id: UUID
+    kind: ProviderKind
+    base_url: str | None
+    sealed_key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Who thinks for an agent: a model of a provider, or one where the operator's own model is."""
+
+    model: str | None
+    provider: BoundProvider | None
+
+
+@dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a run was given. It is read anew at every claim, so an agent's edits show in the next cycle."""
+    """What a run was given. It is read anew at every claim, so an agent's edits show in the next cycle.
+
+    `budgets` are the least of the agent's and of those above it in the tree. `cycles_granted` are its
+    children's to use; `children` says that one of them lives, or that its end is not told yet. `overdrawn`:
+    a run above has used and granted more cycles than its ceiling, which may have shrunk, allows now.
+    """
 
     run_id: str
     agent_id: str
@@ -64,11 +93,20 @@ class RunFacts:
     agent_metadata: dict[str, Any]
     ceilings: Ceilings
     budgets: Budgets
+    runner: Runner | None = None
+    cycles_granted: int = 0
+    children: bool = False
+    overdrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StartCycle:
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitHeadroom:
+    """Sleep on: what the run has left is its children's, and comes back, or not, when they end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +150,7 @@ class Rest:
     """The run has ended."""
 
 
-Step = StartCycle | Reserve | CallModel | CallSelf | CallBroker | Write | Rest
+Step = StartCycle | AwaitHeadroom | Reserve | CallModel | CallSelf | CallBroker | Write | Rest
 
 
 def next_step(run: RunFacts, progress: Progress, *, age_s: float, lease_token: int) -> Step:
@@ -122,10 +160,17 @@ def next_step(run: RunFacts, progress: Progress, *, age_s: float, lease_token: i
     if age_s >= run.ceilings.max_wall_seconds:
         return _over_ceiling(progress, "max_wall_seconds")
     if progress.cycle is None:
-        if progress.cycles >= run.ceilings.max_cycles:
-            return _over_ceiling(progress, "max_cycles")
-        return StartCycle(progress.cycles + 1)
+        return _between_cycles(run, progress)
     return _in_cycle(run, progress.cycle, age_s, lease_token)
+
+
+def _between_cycles(run: RunFacts, progress: Progress) -> Step:
+    left = run.ceilings.max_cycles - progress.cycles - progress.lost()
+    if left > run.cycles_granted and not run.overdrawn:
+        return StartCycle(progress.cycles + 1)
+    if left > 0 and run.children and not run.overdrawn:
+        return AwaitHeadroom()
+    return _over_ceiling(progress, "max_cycles")
 
 
 def _in_cycle(run: RunFacts, cycle: OpenCycle, age_s: float, lease_token: int) -> Step:
@@ -134,7 +179,7 @@ def _in_cycle(run: RunFacts, cycle: OpenCycle, age_s: float, lease_token: int) -
         turn = cycle.turns[-1]
         if turn.pending():
             return _next_calls(run, cycle, turn, seconds_left)
-        if ending := _ending(cycle, turn):
+        if ending := _ending(run, cycle, turn):
             return Write(ending)
     if cycle.failures and not cycle.failures[-1].retryable:
         result = {"reason": f"model_failed:{cycle.failures[-1].reason}"}
@@ -186,19 +231,21 @@ def tokens_left(cycle: OpenCycle) -> int:
     return cycle.budgets.tokens_per_cycle - cycle.spent
 
 
-def _ending(cycle: OpenCycle, turn: Turn) -> tuple[Entry, ...] | None:
+def _ending(run: RunFacts, cycle: OpenCycle, turn: Turn) -> tuple[Entry, ...] | None:
     if decision := turn.decision():
         return decided(cycle, decision)
     if not turn.answer.calls:
-        return decided(cycle, _decision_of_text(turn.answer.text))
+        return decided(cycle, _decision_without_calls(run, cycle, turn.answer.text))
     if any(result.refused for result in turn.results):
         return decided(cycle, forced_sleep("The limit of tool calls in a cycle was reached."))
     return None
 
 
-def _decision_of_text(text: str) -> CycleDecision:
+def _decision_without_calls(run: RunFacts, cycle: OpenCycle, text: str) -> CycleDecision:
     if text.strip():
         return Complete({"final_message": text, "artifact_ids": []})
+    if awaited := cycle.awaits or ("child" if run.children else None):
+        return Wait(awaited)
     return forced_sleep("The model answered nothing.")
 
 
@@ -265,14 +312,14 @@ def refusal(run: RunFacts, cycle: OpenCycle, call: ToolCall) -> tuple[Entry, ...
     if made >= limits[1].tool_calls_per_cycle:
         return _limit(cycle, call, "budget_exhausted", "tool_calls_per_cycle")
     if is_brokered(call.name) and not has_tool(run.toolset, call.name):
-        why = f"tool_not_found: this agent has no tool called {call.name[:TOOL_CHARS_SHOWN_MAX]!r}"
-        return (ToolReturned(cycle.number, call.call_id, call.name, ok=False, content=why),)
+        why = f"this agent has no tool called {call.name[:TOOL_CHARS_SHOWN_MAX]!r}"
+        content = f"tool_not_found: {why}"
+        told = LimitReached(cycle.number, "tool_not_found", f"A call was refused: {why}.")
+        return (ToolReturned(cycle.number, call.call_id, call.name, ok=False, content=content), told)
     return None
 
 
-def _limit(
-    cycle: OpenCycle, call: ToolCall, symbol: Literal["ceiling_exceeded", "budget_exhausted"], name: str
-) -> tuple[Entry, ...]:
+def _limit(cycle: OpenCycle, call: ToolCall, symbol: LimitSymbol, name: str) -> tuple[Entry, ...]:
     told = LimitReached(cycle.number, symbol, f"{call.name} was refused: the cycle reached its {name}.")
     return (_refused(cycle, call, f"{symbol}: the cycle reached its {name}"), told)
 
@@ -285,16 +332,17 @@ def _refused(cycle: OpenCycle, call: ToolCall, why: str) -> ToolReturned:
 class Standing:
     """How the run's row looks after a step.
 
-    A sleeping run wakes at `wake_at` or in `wake_in_s`, whichever is given. `wakes_on_message` also lets a
-    wake that came during the cycle end the sleep at once. `progressed` clears the count of claims that came
-    to nothing. `wake_seen` is None where it stays as it is.
+    A sleeping run wakes at `wake_at` or in `wake_in_s`, whichever is given; without either it sleeps until
+    somebody wakes it. `wakes_on_message` also lets a wake that came during the cycle end the sleep at once.
+    `progressed` clears the count of claims that came to nothing. `wake_seen` is None where it stays as it is.
     """
 
     state: RunState
     cycles: int
+    cycles_lost: int = 0
     wait_reason: WaitReason | None = None
     wake_at: datetime | None = None
-    wake_in_s: float = 0.0
+    wake_in_s: float | None = 0.0
     wakes_on_message: bool = False
     wake_seen: int | None = None
     progressed: bool = False
@@ -316,10 +364,15 @@ def standing(progress: Progress, entries: tuple[Entry, ...]) -> Standing:
             case CycleEnded(decision=Sleep(until=until, seconds=seconds_)):
                 row |= {"state": "sleeping", "wait_reason": "timer", "wakes_on_message": True}
                 row |= {"wake_at": until, "wake_in_s": seconds_ or 0.0, "progressed": True}
+            case CycleEnded(decision=Wait(on=on)):
+                row |= {"state": "sleeping", "wait_reason": on, "wakes_on_message": True}
+                row |= {"wake_in_s": None, "progressed": True}
+            case HeadroomAwaited(wake_seen=seen):
+                row |= {"state": "sleeping", "wait_reason": "child", "wake_in_s": None, "wake_seen": seen}
             case CycleEnded():
                 row["progressed"] = True
             case RunEnded(final_state, result):
                 row |= {"state": final_state, "ended": True, "result": result, "wait_reason": None}
             case _:
                 pass
-    return Standing(cycles=progress.cycles, **row)
+    return Standing(cycles=progress.cycles, cycles_lost=progress.lost(), **row)

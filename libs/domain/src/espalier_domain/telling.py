@@ -5,7 +5,7 @@ Pure, and never read back: nothing decides from an event. Above: whoever appends
 
 from typing import Any, Final
 
-from espalier_domain.decisions import Complete, ContinueNow, CycleDecision, Sleep
+from espalier_domain.decisions import Complete, ContinueNow, CycleDecision, Sleep, Wait
 from espalier_domain.journal import (
     ApprovalRequested,
     ApprovalResolved,
@@ -14,6 +14,7 @@ from espalier_domain.journal import (
     CycleEnded,
     CycleStarted,
     Entry,
+    HeadroomAwaited,
     InboxRead,
     LimitReached,
     MemoryWritten,
@@ -82,7 +83,7 @@ def events_of(run_id: str, entry: Entry) -> list[Payload]:
             return [_cycle_ended(run_id, entry)]
         case RunEnded(final_state, result):
             return [events.RunEnded(run_id=run_id, final_state=final_state, result=result)]
-        case ModelCallStarted() | CallsPlanned() | Parked():
+        case ModelCallStarted() | CallsPlanned() | Parked() | HeadroomAwaited():
             return []
         case _:
             return _of_act(entry)
@@ -155,7 +156,7 @@ def _outcome(decision: CycleDecision | None) -> CycleOutcome:
     match decision:
         case Sleep(forced=True):
             return "forced_sleep"
-        case Sleep():
+        case Sleep() | Wait():
             return "slept"
         case ContinueNow():
             return "continue"

@@ -30,6 +30,9 @@ PASSING: Final = (OutOfMemoryError, ReadOnlyError)
 ALREADY_THERE: Final = "equal or smaller"
 """What Redis says of an entry id that is not above the last one."""
 
+ABOVE_ALL: Final = f"{2**53}-0"
+CLEARED_FIELD: Final = b"c"
+
 log = structlog.get_logger(__name__)
 
 
@@ -123,6 +126,26 @@ class Publisher:
             if isinstance(answer, ResponseError) and not isinstance(answer, PASSING):
                 raise StreamRefused from answer
             raise StreamsAway from answer
+
+    async def clear(self, run_ids: Sequence[UUID]) -> None:
+        """Empty the streams of ended runs, and let nothing that was queued before come into them any more.
+
+        An entry above all others comes and goes: what Redis refuses from then on is older than it. A tail
+        that saw it skips it. Raises StreamsAway; then some may be as they were.
+        """
+        try:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                for run_id in run_ids:
+                    key = stream_key(self._prefix, run_id)
+                    pipe.xadd(key, {CLEARED_FIELD: b""}, id=ABOVE_ALL)
+                    pipe.xtrim(key, maxlen=0, approximate=False)
+                    pipe.expire(key, STREAM_LIFE_S)
+                answers: list[object] = await pipe.execute(raise_on_error=False)
+        except (RedisError, OSError) as error:
+            raise StreamsAway from error
+        for answer in answers:
+            if isinstance(answer, Exception) and ALREADY_THERE not in str(answer):
+                raise StreamsAway from answer
 
     async def _deliver(self, act: _Act) -> bool:
         with anyio.move_on_after(DEADLINE_S):

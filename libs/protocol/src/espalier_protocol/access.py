@@ -3,7 +3,10 @@
 Both vocabularies are AEP's own, verbatim; names that start with `espalier.` are this runtime's extensions.
 """
 
-from typing import Final, Literal, get_args
+from collections.abc import Collection
+from typing import Annotated, Final, Literal, get_args
+
+from pydantic import AfterValidator
 
 PublishedCapability = Literal[
     "auth.oauth2",
@@ -22,7 +25,18 @@ Capability = PublishedCapability | OwnCapability
 CAPABILITIES: Final[tuple[str, ...]] = (*get_args(PublishedCapability), *get_args(OwnCapability))
 
 SUPPORTED: Final[frozenset[str]] = frozenset(
-    {"streaming.sse", "self.learning_memory", "messaging.peer", "espalier.events"}
+    {
+        "compliance.gdpr",
+        "streaming.sse",
+        "tools.mcp_external",
+        "self.learning_memory",
+        "self.modify_prompt",
+        "self.spawn_subagent",
+        "messaging.peer",
+        "runner.byo_llm",
+        "espalier.approvals",
+        "espalier.events",
+    }
 )
 """What this build advertises as true. A capability joins when all that it gates is built."""
 
@@ -45,12 +59,35 @@ Scope = Literal[
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 
 
-def negotiate(requested: dict[str, bool]) -> dict[str, bool]:
-    """Every capability name with its answer: supported and asked for.
+def served(wanted: str) -> frozenset[str]:
+    """What is offered by a runtime whose operator wrote `wanted`: `all`, `none`, or names with commas.
+
+    Raises ValueError for a name that is not in SUPPORTED.
+    """
+    if wanted == "all":
+        return SUPPORTED
+    names = frozenset() if wanted == "none" else frozenset(name.strip() for name in wanted.split(","))
+    if unknown := sorted(names - SUPPORTED):
+        expected = ", ".join(("all", "none", *sorted(SUPPORTED)))
+        raise ValueError(f"there is no capability {unknown[0]!r} here; expected some of: {expected}")
+    return names
+
+
+def _checked(wanted: str) -> str:
+    served(wanted)
+    return wanted
+
+
+ServedCapabilities = Annotated[str, AfterValidator(_checked)]
+"""A setting that `served` reads."""
+
+
+def negotiate(requested: dict[str, bool], offered: Collection[str]) -> dict[str, bool]:
+    """Every capability name with its answer: offered and asked for.
 
     `streaming.sse` does not wait to be asked: published clients stream without requesting it.
     """
     return {
-        name: name in SUPPORTED and (name == "streaming.sse" or requested.get(name) is True)
+        name: name in offered and (name == "streaming.sse" or requested.get(name) is True)
         for name in CAPABILITIES
     }

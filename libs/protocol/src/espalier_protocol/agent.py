@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, GetCoreSchemaHandler
 
+from espalier_protocol.approval import Comment
+from espalier_protocol.mcp_server import ExternalMcpServers, ExternalMcpServerView
 from espalier_protocol.shapes import (
     LIST_ENTRIES_MAX,
     Id,
@@ -37,6 +39,14 @@ class _NoNull:
 
 Change = Annotated[T | None, _NoNull()]
 """A member of an update. None says that it was left out; a null that was sent does not fit."""
+
+
+def _absent(value: object) -> bool:
+    return value is None
+
+
+Told = Annotated[T | None, Field(exclude_if=_absent)]
+"""A member of a result that is not sent where there is nothing to say."""
 
 
 class Ceilings(Params):
@@ -79,21 +89,12 @@ class Constitution(Params):
     mutable_prompt_policy: PromptPolicy
 
 
-class ExternalMcpServer(Params):
-    """An MCP server that the embedder attaches. `auth` is never returned."""
+class ConstitutionChange(Params):
+    """The parts that an update names; the others stay."""
 
-    url: Annotated[str, Field(min_length=1, max_length=2048)]
-    auth: JsonObject | None = None
-    name: Name | None = None
-
-
-ExternalMcpServers = Annotated[list[ExternalMcpServer], Field(max_length=LIST_ENTRIES_MAX)]
-
-
-class ExternalMcpServerView(Resource):
-    url: str
-    name: str
-    enabled: bool
+    immutable_directives: Change[Text] = None
+    mutable_prompt: Change[Text] = None
+    mutable_prompt_policy: Change[PromptPolicy] = None
 
 
 class RunnerConfig(Params):
@@ -173,7 +174,7 @@ class AgentUpdate(Params):
     metadata: Change[JsonObject] = None
     ceilings: Change[CeilingsChange] = None
     budgets: Change[BudgetsChange] = None
-    constitution: Change[JsonObject] = None
+    constitution: Change[ConstitutionChange] = None
     runner: RunnerConfig | None = None
     external_mcp_servers: Change[ExternalMcpServers] = None
 
@@ -182,13 +183,47 @@ class AgentRef(Params):
     agent_id: Id
 
 
+class PromptHistoryEntry(Resource):
+    """A change of the prompt that took effect. `approved_by` is null when the policy let the agent do it."""
+
+    id: str
+    agent_id: str
+    diff: str
+    reason: str
+    applied_at: Timestamp
+    approved_by: str | None
+
+
+class PendingPromptChange(Resource):
+    """A change that waits for a person. A `stale` one was made against a prompt that no longer stands."""
+
+    id: str
+    agent_id: str
+    run_id: str | None
+    approval_id: str
+    diff: str
+    reason: str
+    stale: bool
+    created_at: Timestamp
+
+
+class AgentInFull(Agent):
+    """With what was asked for by `include`, oldest first. Without more history the cursor is absent."""
+
+    prompt_history: Told[list[PromptHistoryEntry]] = None
+    prompt_history_cursor: Told[str] = None
+    pending_prompt_changes: Told[list[PendingPromptChange]] = None
+
+
 class ApprovePromptChange(Params):
     agent_id: Id
     pending_change_id: Id
     approve: bool
-    comment: Text | None = None
+    comment: Comment | None = None
 
 
 class PromptChangeResult(Resource):
+    """What a change came to. The entry of the history is there when it was applied."""
+
     applied: bool
-    history_entry_id: str | None = None
+    history_entry_id: Told[str] = None

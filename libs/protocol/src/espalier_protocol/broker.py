@@ -49,9 +49,10 @@ class CallStanding(_Word):
 
 
 class ToolsWanted(_Word):
-    """The tools that a toolset names."""
+    """The tools that a toolset names, of the agent's own servers too. Without an agent, of all others."""
 
     owner_id: UUID
+    agent_id: UUID | None = None
     toolset: tuple[str, ...]
 
 

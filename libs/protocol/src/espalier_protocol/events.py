@@ -205,6 +205,28 @@ class Trouble(Payload):
     cycle_number: int | None
 
 
+PAYLOADS: tuple[type[Payload], ...] = (
+    RunStarted,
+    RunEnded,
+    CycleStarted,
+    CycleEnded,
+    ToolCalled,
+    ToolReturned,
+    MemoryWritten,
+    SubagentSpawned,
+    PromptModified,
+    PromptChangeQueued,
+    PromptChangeRejected,
+    ApprovalRequested,
+    ApprovalResolved,
+    MessageSent,
+    MessageDelivered,
+    ArtifactCreated,
+    Trouble,
+)
+"""Of every type, in the order of this page."""
+
+
 class Event(BaseModel):
     """The envelope as a reader gets it. `type` is open: a later version may send types unknown here."""
 

@@ -85,6 +85,11 @@ def error_body(
     return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (dumps(request_id), dumps(error))
 
 
+def notification_body(method: str, params_json: bytes) -> bytes:
+    """What a runtime says unasked, where it can; `params_json` is copied, not parsed."""
+    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (dumps(method), params_json)
+
+
 def batch_body(bodies: Sequence[bytes]) -> bytes:
     assert bodies, "a batch of notifications has no body, not an empty array"
     return b"[" + b",".join(bodies) + b"]"

@@ -1,6 +1,6 @@
 """Memory records of a tree, and the parameters of `memory.*` (AEP spec sections 5.4 and 6)."""
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -10,12 +10,14 @@ TTL_S_MAX: Final = 100 * 366 * 24 * 3600
 QUERY_CHARS_MAX: Final = 1_000
 FOUND_DEFAULT: Final = 10
 FOUND_MAX: Final = 50
+Ranking = Literal["text", "semantic"]
 
 
 class MemoryRecord(Resource):
     """`created_by_agent_id` is who wrote the value that stands there, an embedder's write the tree root's.
 
-    `created_at` is when the key began; later writes of it keep that and the id.
+    `created_at` is when the key began; later writes of it keep that and the id. `embedding` is always null: a
+    record's vector only serves the search of the runtime that made it, and is many times as large as a note.
     """
 
     id: str
@@ -38,14 +40,21 @@ class MemoryPage(Resource):
 
 
 class MemoryMatch(MemoryRecord):
-    """The whole part of `score` says how many words of the query the record has; higher is better."""
+    """`score` is 0 to 1, higher is better: which share of the query the record has, rare terms weighing more.
+
+    Where it is ranked by meaning too, it is the mean of that and of how near the two meanings are.
+    """
 
     score: float
 
 
 class MemoryFound(Resource):
+    """`ranking` says what the scores were made of: words alone, or words and meaning. It is ours: null where
+    another runtime answers."""
+
     items: list[MemoryMatch]
     records: list[MemoryMatch]
+    ranking: Ranking | None = None
 
 
 class MemoryDeleted(Resource):

@@ -65,3 +65,26 @@ class RunRef(Params):
 
 class RunList(PageParams):
     agent_id: Id
+
+
+class RunSubscribe(Params):
+    """`since` is the id of the last event that the caller has; without it the log comes from the start."""
+
+    run_id: Id
+    since: Id | None = None
+
+
+class RunSubscribed(Resource):
+    """Events follow as `run.event` notifications with this id, the end as `run.subscription_ended`."""
+
+    subscription_id: str
+
+
+class RunUnsubscribe(Params):
+    subscription_id: Id
+
+
+class RunUnsubscribed(Resource):
+    """No event of the subscription follows this answer. `ended` is false if there was none of that id."""
+
+    ended: bool

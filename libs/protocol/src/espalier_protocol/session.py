@@ -1,6 +1,6 @@
-"""`initialize`: versions and capabilities are agreed, a session begins (AEP spec section 3)."""
+"""How a client gets to know a runtime: `initialize` (AEP spec section 3) and our `rpc.discover`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -17,16 +17,29 @@ class InitializeParams(Params):
     requested_capabilities: Annotated[dict[str, bool], Field(max_length=NAMES_MAX)]
 
 
+class Document(Resource):
+    """An OpenRPC document; its members are OpenRPC's own."""
+
+    openrpc: str
+    info: dict[str, str]
+    methods: list[dict[str, Any]]
+    components: dict[str, Any]
+
+
 class ServerInfo(Resource):
     name: str
     version: str
 
 
 class InitializeResult(Resource):
-    """`session_ttl_seconds` is the idle time after which the session expires (our extension)."""
+    """Our extensions: `session_ttl_seconds` is the idle time after which the session expires, and
+    `idempotency_ttl_seconds` how long the first answer to a create is kept under its `Idempotency-Key`. A
+    runtime that does not say it keeps none.
+    """
 
     server_info: ServerInfo
     protocol_version: str
     capabilities: dict[str, bool]
     session_id: str
     session_ttl_seconds: int
+    idempotency_ttl_seconds: int | None = None

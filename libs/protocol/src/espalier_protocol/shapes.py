@@ -26,6 +26,10 @@ class Params(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class NoParams(Params):
+    """A method without parameters."""
+
+
 class Resource(BaseModel):
     """An object in a result. Open for readers; the runtime builds it whole."""
 

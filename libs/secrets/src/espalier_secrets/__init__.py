@@ -1,7 +1,8 @@
 """Secrets: how keys and session ids are made, the only form in which they are stored, and signatures.
 
 Both carry at least 128 random bits, so a plain SHA-256 is enough: there is nothing to guess from it. What the
-services say to each other is signed with a key that they share.
+services say to each other is signed with a key that they share. Secrets that must be read again are sealed:
+`sealing`.
 """
 
 import hashlib

@@ -1,5 +1,6 @@
 """Agents. A row becomes the protocol's Agent as it is read; what its runs do to its state is
-derived, never stored: `sleeping` while all its live runs sleep, `error` when the newest run failed.
+derived, never stored: `sleeping` while all its live runs sleep, `error` when the newest run failed, and
+`complete` when that of an agent that was spawned has reached its goal.
 """
 
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ from espalier_protocol.agent import (
     Ceilings,
     ClosedState,
     Constitution,
+    RunnerConfig,
 )
 from espalier_protocol.ids import to_wire
+from espalier_protocol.mcp_server import ExternalMcpServerView
 from espalier_store.paging import PAGE_BYTES_MAX, Page, Place, read_page
 from espalier_store.pool import Connection
 
@@ -27,8 +30,14 @@ select a.*, life.wakes_at,
         when life.awake > 0 then 'active'
         when life.live > 0 then 'sleeping'
         when newest.state = 'error' then 'error'
+        when newest.state = 'complete' and a.parent_id is not null then 'complete'
         else 'active'
-    end as shown_state
+    end as shown_state,
+    (
+        select coalesce(jsonb_agg(
+            jsonb_build_object('url', s.url, 'name', s.name, 'enabled', true) order by s.place), '[]')
+        from agent_servers s where s.owner_id = a.owner_id and s.agent_id = a.id
+    ) as servers
 from agents a
 left join lateral (
     select count(*) as live,
@@ -84,7 +93,7 @@ select * from (
         sum(bytes) over (order by created_at desc, id desc) - bytes as bytes_before
     from (
         select a.*, octet_length(a.metadata::text) + octet_length(a.immutable_directives)
-            + octet_length(a.mutable_prompt) as bytes
+            + octet_length(a.mutable_prompt) + octet_length(a.servers::text) as bytes
         from ({AGENT} where a.owner_id = $1) a
         where ($2::uuid is null or (a.created_at, a.id) < (
                 select b.created_at, b.id from agents b where b.owner_id = $1 and b.id = $2))
@@ -127,7 +136,8 @@ async def list_agents(
 
 
 LOCK_AGENT = """
-select lifecycle_state, max_live_runs, ceilings, subject_ids
+select lifecycle_state, max_live_runs, ceilings,
+    array(select distinct unnest(subject_ids || prompt_subject_ids) order by 1) as subject_ids
 from agents where owner_id = $1 and id = $2 for no key update
 """
 
@@ -178,6 +188,19 @@ async def change_agent(connection: Connection, owner_id: UUID, agent_id: UUID, c
     )
 
 
+SET_RUNNER = """
+update agents set runner_provider_id = $3, runner_model = $4, updated_at = clock_timestamp()
+where owner_id = $1 and id = $2
+"""
+
+
+async def set_runner(
+    connection: Connection, owner_id: UUID, agent_id: UUID, provider_id: UUID | None, model: str | None
+) -> None:
+    """Who thinks for the agent. The caller holds the provider, or it could be gone by now."""
+    await connection.execute(SET_RUNNER, owner_id, agent_id, provider_id, model)
+
+
 CLOSE_AGENT = """
 update agents set lifecycle_state = $3, updated_at = clock_timestamp()
 where owner_id = $1 and id = $2 and lifecycle_state <> $3
@@ -206,10 +229,17 @@ def _agent(row: asyncpg.Record) -> Agent:
         lifecycle_state=row["shown_state"],
         next_wake_at=row["wakes_at"] if row["shown_state"] == "sleeping" else None,
         subject_ids=row["subject_ids"],
-        external_mcp_servers=[],
+        external_mcp_servers=[ExternalMcpServerView(**server) for server in row["servers"]],
         metadata=row["metadata"],
-        runner=None,
+        runner=_runner(row),
         max_live_runs=row["max_live_runs"],
         created_at=row["created_at"],
         updated_at=row["updated_at"],
     )
+
+
+def _runner(row: asyncpg.Record) -> RunnerConfig | None:
+    provider_id, model = row["runner_provider_id"], row["runner_model"]
+    if provider_id is None and model is None:
+        return None
+    return RunnerConfig(provider_id=to_wire("prv", provider_id) if provider_id else None, model=model)

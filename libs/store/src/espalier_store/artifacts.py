@@ -1,5 +1,7 @@
 """Artifacts and their bytes. Equal bytes of one owner are stored once, in chunks that can be streamed."""
 
+import hashlib
+from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
@@ -8,6 +10,7 @@ import asyncpg
 
 from espalier_protocol.artifact import Artifact, ArtifactOrigin
 from espalier_protocol.ids import to_wire
+from espalier_store.ids import new_id
 from espalier_store.paging import PAGE_BYTES_MAX, Page, Place, read_page
 from espalier_store.pool import Connection
 
@@ -24,11 +27,13 @@ class NewArtifact:
     sha256: str
     size_bytes: int
     metadata: dict[str, Any]
+    subject_id: str | None = None
 
 
 INSERT_ARTIFACT = """
-insert into artifacts (id, owner_id, agent_id, run_id, name, mime_type, size_bytes, sha256, metadata)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+insert into artifacts
+    (id, owner_id, agent_id, run_id, name, mime_type, size_bytes, sha256, metadata, subject_id)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
 """
 
 
@@ -44,6 +49,7 @@ async def insert_artifact(connection: Connection, owner_id: UUID, artifact: NewA
         artifact.size_bytes,
         artifact.sha256,
         artifact.metadata,
+        artifact.subject_id,
     )
 
 
@@ -66,6 +72,80 @@ async def put_blob(connection: Connection, owner_id: UUID, sha256: str, content:
     for number, start in enumerate(range(0, len(content), CHUNK_BYTES)):
         chunk = content[start : start + CHUNK_BYTES]
         await connection.execute(INSERT_CHUNK, owner_id, sha256, number, chunk)
+
+
+MOVE_CHUNKS = "update blob_chunks set sha256 = $3 where owner_id = $1 and sha256 = $2"
+DROP_CHUNKS = "delete from blob_chunks where owner_id = $1 and sha256 = $2"
+DROP_BLOB = "delete from blobs where owner_id = $1 and sha256 = $2"
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """`sha256` in lower-case hex; `size_bytes` counts what it was taken over."""
+
+    sha256: str
+    size_bytes: int
+
+
+async def put_stream(
+    connection: Connection, owner_id: UUID, pieces: AsyncIterable[bytes], bytes_max: int
+) -> Blob | None:
+    """Store what comes, of any size of piece, unless the owner has it already; None if it is too much.
+
+    At most a chunk and a piece are in memory. The chunks are written under a name of their own, since the
+    hash is known last, and get their real one in the end; Postgres moves no bytes for that. Only then
+    writers take turns. The pieces must not be waited for: a transaction that idles is ended, so that whoever
+    reads from a network lays them down elsewhere first. After None the transaction has to be given up.
+    """
+    digest, size, number = hashlib.sha256(), 0, 0
+    unnamed = f"incoming {new_id()}"
+    chunks = _chunks(pieces)
+    first = await anext(chunks, b"")
+    second = await anext(chunks, None)
+    if second is None:
+        digest.update(first)
+        blob = Blob(digest.hexdigest(), len(first))
+        if len(first) > bytes_max:
+            return None
+        await put_blob(connection, owner_id, blob.sha256, first)
+        return blob
+    await connection.execute(INSERT_BLOB, owner_id, unnamed, 0)
+    async for chunk in _chain(first, second, chunks):
+        size += len(chunk)
+        if size > bytes_max:
+            return None
+        digest.update(chunk)
+        await connection.execute(INSERT_CHUNK, owner_id, unnamed, number, chunk)
+        number += 1
+    blob = Blob(digest.hexdigest(), size)
+    await connection.execute(TAKE_TURNS, owner_id)
+    is_new = await connection.fetchval(INSERT_BLOB, owner_id, blob.sha256, size) is not None
+    if is_new:
+        await connection.execute(MOVE_CHUNKS, owner_id, unnamed, blob.sha256)
+    else:
+        await connection.execute(DROP_CHUNKS, owner_id, unnamed)
+    await connection.execute(DROP_BLOB, owner_id, unnamed)
+    return blob
+
+
+async def _chunks(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes in chunks of CHUNK_BYTES, the last one shorter."""
+    kept = bytearray()
+    async for piece in pieces:
+        for start in range(0, len(piece), CHUNK_BYTES):
+            kept += piece[start : start + CHUNK_BYTES]
+            while len(kept) >= CHUNK_BYTES:  # bounded by two chunks
+                yield bytes(kept[:CHUNK_BYTES])
+                del kept[:CHUNK_BYTES]
+    if kept:
+        yield bytes(kept)
+
+
+async def _chain(first: bytes, second: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    yield second
+    async for chunk in rest:
+        yield chunk
 
 
 GET_ARTIFACT = "select * from artifacts where owner_id = $1 and id = $2"

@@ -12,6 +12,7 @@ from uuid import UUID
 import asyncpg
 
 from espalier_store.pool import AWAY, REPEATABLE, Connection, Pool
+from espalier_store.providers import TestedProvider
 from espalier_store.runs import (
     GIVEN,
     LIVED,
@@ -183,14 +184,25 @@ async def last_seqs(connection: Connection, run_ids: Sequence[UUID]) -> dict[UUI
 
 
 RENEW_BROKER = """
-insert into brokers (id, alive_until) values ($1, clock_timestamp() + make_interval(secs => $2))
+insert into brokers (id, alive_until, listed)
+values ($1, clock_timestamp() + make_interval(secs => $2), $3)
 on conflict (id) do update set alive_until = excluded.alive_until
 """
 
 
-async def renew_broker(connection: Connection, broker_id: UUID, ttl_s: float) -> None:
-    """Say that a broker lives, for `ttl_s` from now."""
-    await connection.execute(RENEW_BROKER, broker_id, ttl_s)
+async def renew_broker(
+    connection: Connection, broker_id: UUID, ttl_s: float, listed: Sequence[str] = ()
+) -> None:
+    """Say that a broker lives, for `ttl_s` from now, and which servers its operator listed."""
+    await connection.execute(RENEW_BROKER, broker_id, ttl_s, list(listed))
+
+
+LISTED = "select distinct unnest(listed) as name from brokers"
+
+
+async def listed_servers(connection: Connection) -> set[str]:
+    """The names of the operator's servers, as the brokers of the last time told them."""
+    return {row["name"] for row in await connection.fetch(LISTED)}
 
 
 TO_STOP = """
@@ -250,6 +262,20 @@ async def forget_expired(connection: Connection, limit: int) -> None:
     await connection.execute(FORGET_EXPIRED, limit)
 
 
+FORGET_ANSWERS = """
+delete from idempotency where (owner_id, method, key) in (
+    select owner_id, method, key from idempotency
+    where created_at < now() - make_interval(secs => $1)
+    order by created_at limit $2 for update skip locked
+)
+"""
+
+
+async def forget_answers(connection: Connection, older_than_s: float, limit: int) -> None:
+    """Delete first answers of creates that were kept for long enough, oldest first."""
+    await connection.execute(FORGET_ANSWERS, older_than_s, limit)
+
+
 OVERDUE_WAKES = """
 select id from outbox
 where kind = 'wake' and created_at < now() - make_interval(secs => $1)
@@ -263,20 +289,67 @@ async def overdue_wakes(connection: Connection, older_than_s: float, limit: int)
 
 
 TAKE_WAKE = """
-delete from outbox where id = $1 and kind = 'wake' returning owner_id, agent_id, message_id
+delete from outbox where id = $1 and kind = 'wake' returning owner_id, agent_id, message_id, child_run_id
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Whom to wake, and for which message; without one for any that is unread."""
+    """Whom to wake, and for which message; without one for any that is unread.
+
+    `child_run_id` is the run whose end the message tells of, if it is about that.
+    """
 
     owner_id: UUID
     agent_id: UUID
     message_id: UUID | None
+    child_run_id: UUID | None = None
 
 
 async def take_wake(connection: Connection, outbox_id: int) -> Wake | None:
     """The wake is the caller's, in whose transaction it is carried out; None if somebody else has done it."""
     row = await connection.fetchrow(TAKE_WAKE, outbox_id)
-    return Wake(row["owner_id"], row["agent_id"], row["message_id"]) if row else None
+    return Wake(row["owner_id"], row["agent_id"], row["message_id"], row["child_run_id"]) if row else None
+
+
+TAKE_PROBES = """
+with taken as (
+    update provider_probes set state = 'taken'
+    where id in (
+        select id from provider_probes
+        where state = 'asked' and created_at > clock_timestamp() - make_interval(secs => $1)
+        order by created_at limit $2 for update skip locked
+    )
+    returning id, owner_id, provider_id
+)
+select t.id as probe_id, p.id, p.owner_id, p.kind, p.base_url, p.default_model, p.sealed_key
+from taken t join providers p on p.id = t.provider_id and p.owner_id = t.owner_id
+"""
+
+
+async def take_probes(connection: Connection, life_s: float, limit: int) -> dict[UUID, TestedProvider]:
+    """Probes that somebody still waits for and nobody has taken; they are the caller's now."""
+    return {
+        row["probe_id"]: TestedProvider(
+            row["owner_id"],
+            row["id"],
+            row["kind"],
+            row["base_url"],
+            row["default_model"],
+            row["sealed_key"],
+        )
+        for row in await connection.fetch(TAKE_PROBES, life_s, limit)
+    }
+
+
+FORGET_PROBES = """
+delete from provider_probes where id in (
+    select id from provider_probes where created_at < clock_timestamp() - make_interval(secs => $1)
+    limit $2 for update skip locked
+)
+"""
+
+
+async def forget_probes(connection: Connection, older_than_s: float, limit: int) -> None:
+    """Probes whose asker died before it could read what came of them."""
+    await connection.execute(FORGET_PROBES, older_than_s, limit)

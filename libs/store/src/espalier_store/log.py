@@ -16,7 +16,7 @@ from espalier_domain.run import Standing
 from espalier_protocol.agent import Ceilings
 from espalier_protocol.run import Run
 from espalier_store.pool import Connection
-from espalier_store.runs import LockedRun, read_run
+from espalier_store.runs import HAS_CHILDREN, LockedRun, read_run
 
 APPEND = """
 entries as (
@@ -43,13 +43,15 @@ class Lines:
     """What is appended: encoded entries, and the (type, payload) of the events that tell of them.
 
     `planned` are calls that get their row for the broker, (call id, tool, encoded arguments); `returned` are
-    ids of such calls that have an outcome now: one that was never sent will not be.
+    ids of such calls that have an outcome now: one that was never sent will not be. `doubted` are calls of
+    which a person is asked what became of them, (approval id, call id).
     """
 
     entries: Sequence[str]
     events: Sequence[tuple[str, str]]
     planned: Sequence[tuple[str, str, str]] = ()
     returned: Sequence[str] = ()
+    doubted: Sequence[tuple[UUID, str]] = ()
 
     def columns(self) -> tuple[Sequence[str], list[str], list[str]]:
         return self.entries, [type_ for type_, _ in self.events], [payload for _, payload in self.events]
@@ -59,13 +61,15 @@ class Lines:
 class Moved:
     """Which seq the first event got and when, and the act's row in the outbox if there were any events.
 
-    `wake_id` is the row in the outbox of a run that ended and left messages to the agent's other runs.
+    `wake_id` is the row in the outbox of a run that ended and left messages to the agent's other runs;
+    `spawned` says that the run has, or had, children.
     """
 
     first_seq: int
     moment: datetime
     outbox_id: int | None
     wake_id: int | None = None
+    spawned: bool = False
 
 
 BEGIN_RUN = f"""
@@ -127,7 +131,7 @@ async def begin_run(
         run.ceilings.max_wall_seconds,
         live_max,
     )
-    return (read_run(row), _moved(row)) if row else None
+    return (read_run(row), read_moved(row)) if row else None
 
 
 MOVE_RUN = f"""
@@ -137,7 +141,8 @@ with held as (
         where owner_id = $1 and id = $2 and lease_token = $6 and state in ('running', 'sleeping')
             and not ($19::boolean and (
                 cancel_requested_at is not null or wall_at <= clock_timestamp()
-                or max_tool_calls_per_cycle <> $26::integer))
+                or max_tool_calls_per_cycle <> $26::integer
+                or $15::boolean and (parent_id is not null or subagents_granted > 0)))
         for no key update
     ) locked
 ), moved as (
@@ -145,15 +150,20 @@ with held as (
         next_entry_no = next_entry_no + cardinality($3::json[]),
         next_seq = next_seq + cardinality($4::text[]),
         state = $7::text,
-        wait_reason = $8,
+        wait_reason = case
+            when $8::text = 'child' and not {HAS_CHILDREN.format(run="runs")} then 'message'
+            else $8::text
+        end,
         due_at = case
             when $7::text <> 'sleeping' then due_at
             when $9::boolean and wake_seq > coalesce($13::bigint, wake_seen) then moment
+            when $8::text = 'child' and not $9::boolean and not {HAS_CHILDREN.format(run="runs")} then moment
             else least(wall_at, greatest(
-                coalesce($10::timestamptz, moment + make_interval(secs => $11::float8)),
+                coalesce($10::timestamptz, moment + make_interval(secs => $11::float8), 'infinity'),
                 moment + interval '1 second'))
         end,
         cycle_count = greatest(cycle_count, $12::integer),
+        cycles_lost = greatest(cycles_lost, $29::integer),
         wake_seen = coalesce($13::bigint, wake_seen),
         expired_claims = case when $14::boolean then 0 else expired_claims end,
         result = case when $15::boolean then $16::jsonb else result end,
@@ -164,7 +174,7 @@ with held as (
     where runs.owner_id = $1 and runs.id = held.id
     returning runs.id, runs.owner_id, moment,
         next_entry_no - cardinality($3::json[]) as first_no, next_seq - cardinality($4::text[]) as first_seq,
-        runs.agent_id, wake_seq > wake_seen as unheard
+        runs.agent_id, wake_seq > wake_seen as unheard, subagents_granted > 0 as spawned
 ), {APPEND}, handed_on as (
     insert into outbox (owner_id, kind, agent_id)
     select owner_id, 'wake', agent_id from moved
@@ -187,11 +197,18 @@ with held as (
     from moved
     where c.owner_id = moved.owner_id and c.run_id = moved.id and c.call_id = any ($25::text[])
         and c.state = 'planned'
+), asked as (
+    insert into approvals (id, owner_id, agent_id, run_id, kind, call_id)
+    select approval_id, owner_id, agent_id, id, 'in_doubt', call_id
+    from moved, unnest($27::uuid[], $28::text[]) as doubt (approval_id, call_id)
 )
-select first_seq, moment, outbox_id, wake_id
+select first_seq, moment, outbox_id, wake_id, spawned
 from moved left join promised on true left join handed_on on true
 """
 """`moment` is taken above the lock, so that it never lies before what an earlier holder of the lock wrote.
+
+A run that waits for a child has one, or else waits for a message; one that only waits for what its children
+have of its headroom goes on at once when they have all ended.
 
 A run that ends hands unread messages on. The statement may have begun before a message that woke the run just
 now, and does not see it then; but it does see the wake counter, which is the locked row's. Whether the agent
@@ -215,7 +232,8 @@ async def move_run(
 
     `release` gives the lease up and raises the token; otherwise the lease is renewed. None if the run is no
     longer held by this token or has ended, and with `unless_stopped` also if somebody asked for its cancel,
-    its wall time is over, or its ceiling of tool calls has moved: all that since the caller saw the row.
+    its wall time is over, or its ceiling of tool calls has moved: all that since the caller saw the row. With
+    it a run is not ended either that has a spawner or children: that takes a transaction.
     """
     row = await connection.fetchrow(
         MOVE_RUN,
@@ -241,9 +259,51 @@ async def move_run(
         *([call[part] for call in lines.planned] for part in range(3)),
         lines.returned,
         run.ceilings.max_tool_calls_per_cycle,
+        *([doubt[part] for doubt in lines.doubted] for part in range(2)),
+        standing.cycles_lost,
     )
-    return replace(_moved(row), wake_id=row["wake_id"]) if row else None
+    return replace(read_moved(row), wake_id=row["wake_id"], spawned=row["spawned"]) if row else None
 
 
-def _moved(row: asyncpg.Record) -> Moved:
+PICK_LIVE = """
+select id from runs
+where owner_id = $1 and agent_id = $2 and state in ('running', 'sleeping')
+order by id = $3 desc nulls last, created_at desc, id desc
+limit 1
+"""
+
+
+async def pick_live_run(
+    connection: Connection, owner_id: UUID, agent_id: UUID, preferred: UUID | None
+) -> UUID | None:
+    """The agent's run `preferred` if it lives, else its newest live one. Nothing is locked by it."""
+    run_id = await connection.fetchval(PICK_LIVE, owner_id, agent_id, preferred)
+    assert run_id is None or isinstance(run_id, UUID)
+    return run_id
+
+
+NOTE = f"""
+with moved as (
+    update runs set
+        next_entry_no = next_entry_no + cardinality($3::json[]),
+        next_seq = next_seq + cardinality($4::text[]),
+        lease_token = lease_token + (coalesce(lease_until > clock_timestamp(), false) is false)::int
+    where owner_id = $1 and id = $2 and state in ('running', 'sleeping')
+    returning id, owner_id, clock_timestamp() as moment,
+        next_entry_no - cardinality($3::json[]) as first_no, next_seq - cardinality($4::text[]) as first_seq
+), {APPEND}
+select first_seq, moment, outbox_id from moved left join promised on true
+"""
+
+
+async def append_notice(connection: Connection, owner_id: UUID, run_id: UUID, lines: Lines) -> Moved | None:
+    """Append lines that no progress depends on to a run that somebody else may hold. None if it has ended.
+
+    A holder keeps its lease and does not see them; without one the token rises, as with every other writer.
+    """
+    row = await connection.fetchrow(NOTE, owner_id, run_id, *lines.columns())
+    return read_moved(row) if row else None
+
+
+def read_moved(row: asyncpg.Record) -> Moved:
     return Moved(row["first_seq"], row["moment"], row["outbox_id"])

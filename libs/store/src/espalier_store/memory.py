@@ -1,10 +1,10 @@
-"""Memory records: what a tree of agents remembers by namespace and key, and finding it again by its words.
+"""Memory records: what a tree of agents remembers by namespace and key, and finding it again.
 
 A record that has expired is not there: no statement here returns, counts or keeps it, and a write over it
 makes a new one. The database's clock decides. `fleet` deletes the rows later.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -14,12 +14,14 @@ import asyncpg
 import orjson
 
 from espalier_domain.errors import InvalidInput, Unavailable
+from espalier_domain.words import PART_CHARS_MIN, Term
 from espalier_protocol.ids import to_wire
 from espalier_protocol.memory import MemoryMatch, MemoryRecord
 from espalier_store.paging import PAGE_BYTES_MAX, Page, Place, read_page
 from espalier_store.pool import RETRY_AFTER_MS, STATEMENT_TIMEOUT_S, Connection
 
-SEARCH_MS_MAX: Final = 500
+SEARCH_MS_MAX: Final = 1_000
+"""A full tree of notes takes some 80 ms, and five times that on a machine that is loaded."""
 
 LIVE = "(expires_at is null or expires_at > statement_timestamp())"
 RECORD = "id, root_id, namespace, key, value, created_by_id, created_at, subject_id, ttl_seconds"
@@ -35,8 +37,25 @@ async def is_root(connection: Connection, owner_id: UUID, agent_id: UUID) -> boo
 
 
 @dataclass(frozen=True, slots=True)
+class Meaning:
+    """A vector of length 1, and the name of the model that made it: only vectors of one model compare."""
+
+    model: str
+    vector: Sequence[float]
+
+    @property
+    def signs(self) -> int:
+        """Those of the first 64 numbers, as the bits of a bigint."""
+        bits = sum((number > 0) << place for place, number in enumerate(self.vector[:64]))
+        return bits - (1 << 64) if bits >> 63 else bits
+
+
+@dataclass(frozen=True, slots=True)
 class NewRecord:
-    """`record_id` is for a key that is not there yet. `value_json` is text that Postgres can store."""
+    """`record_id` is for a key that is not there yet. `value_json` is text that Postgres can store.
+
+    `words` are the normalised words by which it is found, `meaning` that of its text, if somebody took it.
+    """
 
     record_id: UUID
     root_id: UUID
@@ -46,6 +65,8 @@ class NewRecord:
     created_by_id: UUID
     subject_id: str | None
     ttl_seconds: int | None
+    words: str
+    meaning: Meaning | None = None
 
 
 TAKE_TURNS = "select pg_advisory_xact_lock(hashtextextended('memory ' || $1::uuid::text, 0))"
@@ -62,9 +83,10 @@ async def take_turns(connection: Connection, root_id: UUID) -> None:
 
 WRITE_RECORD = f"""
 insert into memory_records as known
-    (id, owner_id, root_id, namespace, key, value, created_by_id, subject_id, ttl_seconds, expires_at)
+    (id, owner_id, root_id, namespace, key, value, created_by_id, subject_id, ttl_seconds, expires_at,
+    words, embedding, embedding_model, embedding_signs)
 select $1, $2, $3, $4, $5, $6::json, $7, $8, $9::bigint,
-    statement_timestamp() + make_interval(secs => $9::bigint)
+    statement_timestamp() + make_interval(secs => $9::bigint), $11, $12, $13, $14
 where exists (
         select from memory_records
         where owner_id = $2 and root_id = $3 and namespace = $4 and key = $5 and {LIVE})
@@ -81,6 +103,10 @@ on conflict (owner_id, root_id, namespace, key) do update set
     created_by_id = excluded.created_by_id,
     ttl_seconds = excluded.ttl_seconds,
     expires_at = excluded.expires_at,
+    words = excluded.words,
+    embedding = excluded.embedding,
+    embedding_model = excluded.embedding_model,
+    embedding_signs = excluded.embedding_signs,
     updated_at = excluded.updated_at
 returning {RECORD}
 """
@@ -108,10 +134,14 @@ async def write_record(
             record.subject_id,
             record.ttl_seconds,
             records_max,
+            record.words,
+            record.meaning and record.meaning.vector,
+            record.meaning and record.meaning.model,
+            record.meaning and record.meaning.signs,
         )
     except asyncpg.ProgramLimitExceededError as error:
         raise InvalidInput("value", "has more different words than can be searched") from error
-    return _record(row) if row else None
+    return read_record(row) if row else None
 
 
 READ_RECORDS = f"""
@@ -159,7 +189,7 @@ async def read_records(
         PAGE_BYTES_MAX,
         *asked,
     )
-    return read_page(rows, place, _record)
+    return read_page(rows, place, read_record)
 
 
 ON_SHELF = f"""
@@ -173,51 +203,167 @@ async def on_shelf(connection: Connection, owner_id: UUID, shelf: Shelf, record_
     return bool(await connection.fetchval(ON_SHELF, owner_id, shelf.root_id, shelf.namespace, record_id))
 
 
-# How many of the words a record has comes before how often and how close together: flag 32 keeps the rank
-# below 1, so that it only orders those that have equally many. Values are fetched for what is returned.
-SEARCH_RECORDS = rf"""
-with query as (
-    select tsvector_to_array(to_tsvector('simple', $4)) as words
+WHOLE, BEGINNING, PART, STEM = 1.0, 0.8, 0.6, 0.4
+"""How much of a term a record has: the word itself, a word that begins with it or contains it, or one that
+begins like it."""
+
+COMMON = 0.2
+"""What a term weighs that every record has; a rarer one weighs the logarithm of its rareness more."""
+
+MISSPELT, MISSPELT_MIN = 0.5, 0.45
+"""What the likest word of a record counts, times its likeness, and how like it has to be (trigrams)."""
+
+MISSPELT_LETTERS_MIN = 4
+MISSPELT_CHARS_MAX = 400_000
+"""Of a namespace's words, times terms that are not in it; trigrams of more would take too long."""
+
+NEARNESS = 0.05
+"""The part of a score that full text gives: how close together the words stand that are there."""
+
+MEANING_MIN = 0.3
+"""How near a record's meaning has to be to be found by nothing else."""
+
+CANDIDATES = 200
+"""How many of the best by words, and of the nearest by signs, are compared in full."""
+
+HAS = f"""
+case when strpos(words, ($9::text[])[{{n}}]) = 0 then 0.0
+    when strpos(words, ($6::text[])[{{n}}]) > 0 then {WHOLE}
+    when strpos(words, ($7::text[])[{{n}}]) > 0 then {BEGINNING}
+    when strpos(words, ($8::text[])[{{n}}]) > 0 then {PART}
+    when strpos(words, ' ' || ($9::text[])[{{n}}]) > 0 then {STEM}
+    else 0.0 end::float8
+"""
+# Trigrams are taken only of terms that no record of the namespace has, of words that they can see: where the
+# database's locale knows ASCII only, and in scripts without accents, a misspelt word is not found.
+LIKE = f"""
+case when known.n{{n}} and known.misspelt then coalesce((
+        select {MISSPELT} * likeness from (
+            select strict_word_similarity(($10::text[])[{{n}}], words) as likeness
+            from memory_records where owner_id = $1 and id = hits.id
+        ) likest where likeness >= {MISSPELT_MIN}), 0.0)
+    else h{{n}} end
+"""
+# How many of the signs differ tells cheaply whose vectors are worth multiplying.
+APART = "case when embedding_model = $12 then bit_count((embedding_signs # $14)::bit(64)) end"
+MEANING = """
+case when embedding_model = $12
+    then (select sum(a * b) from unnest(embedding, $13::real[]) as pair (a, b))::float8 end
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is looked for: normalised words, the terms of them (at least one), their meaning if it counts."""
+
+    words: str
+    terms: Sequence[Term]
+    meaning: Meaning | None = None
+
+
+# Words are joined to nothing so that a long text is unpacked once, and not for each term. What is
+# materialized would else be computed again wherever it is named.
+SEARCH_RECORDS = f"""
+with record as (
+    select id, created_at, words || '' as words, embedding_model, embedding_signs
+    from memory_records
+    where owner_id = $1 and root_id = $2 and namespace = $3 and {LIVE}
+    offset 0
+), hits as materialized (
+    select id, created_at, length(words) as size, {{apart}} as apart, {{has}}
+    from record
+), counted as materialized (
+    select count(*) as records, coalesce(sum(size), 0) as chars, {{counts}} from hits
+), known as materialized (
+    select ({{missing}}) * chars <= {MISSPELT_CHARS_MAX} as misspelt, {{weights}} from counted
+), weighed as materialized (
+    select hits.id, hits.created_at, hits.apart, ({{sum}}) / ({{whole}}) as share
+    from hits, known
+), found as materialized (
+    (select id, share from weighed where share > 0
+        order by share desc, created_at desc, id desc limit {CANDIDATES})
+    union
+    (select id, share from weighed where apart is not null
+        order by apart, created_at desc, id desc limit {CANDIDATES})
 ), asked as (
-    select words, (
-        select string_agg('''' || replace(replace(word, '\', '\\'), '''', '''''') || '''', ' | ')
-        from unnest(words) word
-    )::tsquery as any_word
-    from query
-), found as (
-    select id, created_at,
-        length(search) - length(ts_delete(search, words)) + ts_rank_cd(search, any_word, 32)::float8 as score
-    from memory_records, asked
-    where owner_id = $1 and root_id = $2 and namespace = $3 and {LIVE} and search @@ any_word
-    order by score desc, created_at desc, id desc
-    limit $5
+    select string_agg(quote_literal(word), ' & ')::tsquery as words
+    from unnest(tsvector_to_array(to_tsvector('simple', $11))) word
+), compared as materialized (
+    select id, share, {{meaning}} as meaning, ts_rank(search, asked.words, 32)::float8 as nearness
+    from asked, found join memory_records using (id)
+    where owner_id = $1
 )
 select * from (
     select match.*, sum(bytes) over (order by score desc, created_at desc, id desc) - bytes as bytes_before
     from (
-        select {RECORD}, score, {BYTES} as bytes
-        from found join memory_records using (id, created_at)
-        where owner_id = $1
+        select {RECORD}, {BYTES} as bytes, {NEARNESS} * coalesce(nearness, 0) + {1 - NEARNESS}
+            * case when meaning is null then share else (share + greatest(meaning, 0)) / 2 end as score
+        from compared join memory_records using (id)
+        where owner_id = $1 and (share > 0 or meaning >= {MEANING_MIN})
+        order by score desc, created_at desc, id desc
+        limit $4
     ) match
 ) sized
-where bytes_before < $6
+where bytes_before < $5
 order by score desc, created_at desc, id desc
 """
 
 
-async def search_records(
-    connection: Connection, owner_id: UUID, shelf: Shelf, query: str, limit: int
-) -> list[MemoryMatch]:
-    """Records that have any word of the query, those with most of them first, fewer if they are large.
+def _search(terms: int, *, by_meaning: bool) -> str:
+    """The statement for so many terms: a column for each costs less than a row for each."""
+    numbers = range(1, terms + 1)
 
+    def each(text: str, between: str = ", ") -> str:
+        return between.join(text.format(n=n) for n in numbers)
+
+    rareness = f"{COMMON} + ln((records + 1)::float8 / (d{{n}} + 1))"
+    return SEARCH_RECORDS.format(
+        apart=APART if by_meaning else "null::int",
+        meaning=MEANING if by_meaning else "null::float8",
+        has=each(f"{HAS} as h{{n}}"),
+        counts=each("count(*) filter (where h{n} > 0) as d{n}"),
+        missing=each("(d{n} = 0)::int", " + "),
+        weights=each(f"{rareness} as w{{n}}, d{{n}} = 0 as n{{n}}"),
+        sum=each(f"w{{n}} * ({LIKE})", " + "),
+        whole=each("w{n}", " + "),
+    )
+
+
+async def search_records(
+    connection: Connection, owner_id: UUID, shelf: Shelf, query: Query, limit: int
+) -> list[MemoryMatch]:
+    """Records that have any term of the query, or mean the like, best first, fewer if they are large.
+
+    A score is 0 to 1: the share of the query that the record has, each term weighing more the fewer records
+    of the namespace have it; with a meaning, the mean of that and of how near the meanings are.
     Raises Unavailable when that takes longer than SEARCH_MS_MAX. It needs a transaction, in which nothing
     else can be done then.
     """
+    values: list[Any] = [owner_id, shelf.root_id, shelf.namespace, limit, PAGE_BYTES_MAX]
+    values += [*_patterns(query.terms), query.words]
+    if query.meaning is not None:
+        values += [query.meaning.model, query.meaning.vector, query.meaning.signs]
     async with _hurried(connection):
         rows = await connection.fetch(
-            SEARCH_RECORDS, owner_id, shelf.root_id, shelf.namespace, query, limit, PAGE_BYTES_MAX
+            _search(len(query.terms), by_meaning=query.meaning is not None), *values
         )
     return [MemoryMatch(**_members(row), score=row["score"]) for row in rows]
+
+
+def _patterns(terms: Sequence[Term]) -> list[list[str | None]]:
+    """By what the terms are found, each in its place: the word itself, a beginning, a part, what all of these
+    have, and what may be spelt wrongly."""
+    return [list(patterns) for patterns in zip(*map(_pattern, terms), strict=True)]
+
+
+def _pattern(term: Term) -> tuple[str | None, ...]:
+    """A short word is found only whole (one letter) or as a beginning (two): any text has such parts."""
+    text, size = term.text, len(term.text)
+    if not term.spaced:
+        return text, None, None, text, None
+    if size < PART_CHARS_MIN:
+        return f" {text} ", f" {text}" if size > 1 else None, None, f" {text}", None
+    return f" {text} ", f" {text}", text, term.stem, text if size >= MISSPELT_LETTERS_MIN else None
 
 
 STATEMENT_LIMIT = "select set_config('statement_timeout', $1, true)"
@@ -258,7 +404,7 @@ async def delete_records(connection: Connection, owner_id: UUID, wanted: RecordF
     return int(deleted)
 
 
-def _record(row: asyncpg.Record) -> MemoryRecord:
+def read_record(row: asyncpg.Record) -> MemoryRecord:
     return MemoryRecord(**_members(row))
 
 

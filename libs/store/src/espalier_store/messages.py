@@ -5,6 +5,7 @@ the promise out are here too, but for those that look at the outbox of all owner
 text and is never looked into. When a message is read, and by whom, is decided above.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Final
@@ -45,8 +46,8 @@ async def get_recipient(connection: Connection, owner_id: UUID, agent_id: UUID) 
 
 INSERT_MESSAGE = """
 with sent as (
-    insert into messages (id, owner_id, root_id, from_agent_id, to_agent_id, sender, body)
-    select $2, $1, $3, $4, $5, $6, $7::json
+    insert into messages (id, owner_id, root_id, from_agent_id, to_agent_id, sender, body, subject_ids)
+    select $2, $1, $3, $4, $5, $6, $7::json, $9
     where $8 > (
         select count(*) from (
             select from messages where owner_id = $1 and to_agent_id = $5 and read_at is null limit $8
@@ -71,6 +72,7 @@ class NewMessage:
     to_agent_id: UUID
     sender: SenderKind
     body: str
+    subject_ids: Sequence[str]
 
 
 async def insert_message(
@@ -90,8 +92,9 @@ async def insert_message(
         message.sender,
         message.body,
         unread_max,
+        message.subject_ids,
     )
-    return (_message(row), row["wake_id"]) if row else None
+    return (read_message(row), row["wake_id"]) if row else None
 
 
 TAKE_UNREAD = f"""
@@ -108,7 +111,7 @@ with oldest as (
     from sized, clock_timestamp() as moment
     where messages.owner_id = $1 and messages.id = sized.id
         and place <= $4 and (place = 1 or reached <= $5)
-    returning messages.id, from_agent_id, body, created_at
+    returning messages.id, from_agent_id, body, created_at, subject_ids
 )
 select taken.*, count(*) over () < (select count(*) from sized) as more from taken order by created_at, id
 """
@@ -122,6 +125,7 @@ class TakenMessage:
     from_agent_id: UUID
     body: str
     sent_at: datetime
+    subject_ids: list[str]
 
 
 async def take_unread(
@@ -133,7 +137,10 @@ async def take_unread(
     goes to one of them.
     """
     rows = await connection.fetch(TAKE_UNREAD, owner_id, agent_id, run_id, count_max, bytes_max)
-    taken = [TakenMessage(row["id"], row["from_agent_id"], row["body"], row["created_at"]) for row in rows]
+    taken = [
+        TakenMessage(row["id"], row["from_agent_id"], row["body"], row["created_at"], row["subject_ids"])
+        for row in rows
+    ]
     return taken, bool(rows) and rows[0]["more"]
 
 
@@ -156,7 +163,7 @@ async def list_unread(
 ) -> list[Message]:
     """The oldest messages that the agent has not read, PAGE_BYTES_MAX of them at most. Nothing changes."""
     rows = await connection.fetch(UNREAD, owner_id, agent_id, count_max, PAGE_BYTES_MAX)
-    return [_message(row) for row in rows]
+    return [read_message(row) for row in rows]
 
 
 GET_MESSAGE = "select * from messages where owner_id = $1 and id = $2"
@@ -164,7 +171,7 @@ GET_MESSAGE = "select * from messages where owner_id = $1 and id = $2"
 
 async def get_message(connection: Connection, owner_id: UUID, message_id: UUID) -> Message | None:
     row = await connection.fetchrow(GET_MESSAGE, owner_id, message_id)
-    return _message(row) if row else None
+    return read_message(row) if row else None
 
 
 LIST_MESSAGES = f"""
@@ -208,7 +215,7 @@ async def list_messages(
     rows = await connection.fetch(
         statement, owner_id, place.after, place.size, PAGE_BYTES_MAX, *asked.values()
     )
-    return read_page(rows, place, _message)
+    return read_page(rows, place, read_message)
 
 
 PICK_RUN = """
@@ -293,7 +300,7 @@ async def raise_wake(connection: Connection, owner_id: UUID, run_id: UUID) -> bo
     return bool(await connection.fetchval(RAISE_WAKE, owner_id, run_id))
 
 
-def _message(row: asyncpg.Record) -> Message:
+def read_message(row: asyncpg.Record) -> Message:
     return Message(
         id=to_wire("msg", row["id"]),
         from_agent_id=to_wire("agt", row["from_agent_id"]),

@@ -11,7 +11,9 @@ from uuid import UUID
 
 import asyncpg
 
-from espalier_domain.run import RunFacts
+from espalier_domain.run import BoundProvider, RunFacts, Runner
+from espalier_domain.tools import all_of_server
+from espalier_domain.trees import least
 from espalier_protocol.agent import Budgets, Ceilings, Constitution
 from espalier_protocol.ids import to_wire
 from espalier_protocol.run import Run
@@ -20,7 +22,8 @@ from espalier_store.pool import Connection
 
 LOCKED = """
 r.id, r.owner_id, r.agent_id, r.state, r.wait_reason, r.lease_token, r.expired_claims, r.next_entry_no,
-r.wake_seq, r.wake_seen, r.cancel_requested_at,
+r.wake_seq, r.wake_seen, r.cancel_requested_at, r.parent_id,
+(select p.agent_id from runs p where p.owner_id = r.owner_id and p.id = r.parent_id) as parent_agent_id,
 r.max_cycles, r.max_subagents, r.max_tool_calls_per_cycle, r.max_wall_seconds,
 coalesce(r.lease_until > clock_timestamp(), false) as leased,
 extract(epoch from clock_timestamp() - r.created_at)::float8 as age_s
@@ -33,7 +36,7 @@ class LockedRun:
     """A run's row as a lock found it, which nobody else changes until the transaction ends.
 
     `age_s` counts from the run's start and `leased` says whether somebody's lease is alive, both on the
-    database's clock.
+    database's clock. `parent_id` is the run that spawned it, `parent_agent_id` that run's agent.
     """
 
     run_id: UUID
@@ -50,6 +53,8 @@ class LockedRun:
     cancel_requested_at: datetime | None
     age_s: float
     ceilings: Ceilings
+    parent_id: UUID | None
+    parent_agent_id: UUID | None
 
 
 GET_RUN = "select * from runs where owner_id = $1 and id = $2"
@@ -85,10 +90,42 @@ async def list_runs(connection: Connection, owner_id: UUID, agent_id: UUID, plac
     return read_page(rows, place, read_run)
 
 
-GIVEN = """
+HAS_CHILDREN = """
+({run}.subagents_granted > 0 and exists (
+    select from runs c
+    where c.owner_id = {run}.owner_id and c.parent_id = {run}.id and (
+        c.state in ('running', 'sleeping') or exists (
+            select from outbox o where o.owner_id = c.owner_id and o.kind = 'wake' and o.child_run_id = c.id)
+    )))
+"""
+"""Whether a child of the run lives, or has ended and its spawner is still to be woken for it."""
+
+ABOVE = """
+case when r.parent_id is not null then (
+    with recursive above as (
+        select p.* from runs p where p.owner_id = r.owner_id and p.id = r.parent_id
+        union all
+        select p.* from above join runs p on p.owner_id = above.owner_id and p.id = above.parent_id
+    )
+    select jsonb_build_object(
+        'overdrawn', bool_or(cycle_count + cycles_granted + cycles_lost > max_cycles),
+        'budgets', jsonb_agg(spawner.budgets))
+    from above join agents spawner on spawner.owner_id = above.owner_id and spawner.id = above.agent_id
+) end
+"""
+"""What binds a run from above: at most DEPTH_MAX rows."""
+
+GIVEN = f"""
+r.cycles_granted, {HAS_CHILDREN.format(run="r")} as children, {ABOVE} as above,
 r.goal, r.inputs, r.max_cycles, r.max_subagents, r.max_tool_calls_per_cycle, r.max_wall_seconds,
 a.id as agent_id, a.root_id as root_agent_id, a.toolset, a.immutable_directives, a.mutable_prompt,
-a.mutable_prompt_policy, a.budgets, a.metadata
+a.mutable_prompt_policy, a.budgets, a.metadata,
+array(
+    select s.slug from agent_servers s
+    where s.owner_id = a.owner_id and s.agent_id = a.id and not s.inherited order by s.place
+) as attached,
+a.runner_model, p.id as provider_id, p.owner_id as provider_owner_id, p.kind as provider_kind,
+p.base_url as provider_base_url, p.sealed_key as provider_key
 """
 """The columns of `RunFacts`."""
 
@@ -102,8 +139,10 @@ array(
 """
 """The columns that a `LoadedRun` has beside `GIVEN`."""
 
-LOADED_FROM = """
+BOUND_TO = "left join providers p on p.id = a.runner_provider_id and p.owner_id = a.owner_id"
+LOADED_FROM = f"""
 join agents a on a.id = r.agent_id and a.owner_id = r.owner_id
+{BOUND_TO}
 left join snapshots s on s.run_id = r.id and s.owner_id = r.owner_id and s.version =
 """
 LOAD_RUN = f"""
@@ -137,7 +176,7 @@ def loaded_run(run_id: UUID, row: asyncpg.Record) -> LoadedRun:
 
 FACTS = f"""
 select {GIVEN}
-from runs r join agents a on a.id = r.agent_id and a.owner_id = r.owner_id
+from runs r join agents a on a.id = r.agent_id and a.owner_id = r.owner_id {BOUND_TO}
 where r.owner_id = $1 and r.id = $2
 """
 
@@ -180,6 +219,8 @@ def locked_run(row: asyncpg.Record) -> LockedRun:
         row["cancel_requested_at"],
         row["age_s"],
         _ceilings(row),
+        row["parent_id"],
+        row["parent_agent_id"],
     )
 
 
@@ -207,11 +248,12 @@ async def wake_run(connection: Connection, owner_id: UUID, run_id: UUID) -> None
 
 
 def _facts(run_id: UUID, row: asyncpg.Record) -> RunFacts:
+    above = row["above"] or {"budgets": [], "overdrawn": False}
     return RunFacts(
         run_id=to_wire("run", run_id),
         agent_id=to_wire("agt", row["agent_id"]),
         root_agent_id=to_wire("agt", row["root_agent_id"]),
-        toolset=tuple(row["toolset"]),
+        toolset=(*row["toolset"], *map(all_of_server, row["attached"])),
         constitution=Constitution(
             immutable_directives=row["immutable_directives"],
             mutable_prompt=row["mutable_prompt"],
@@ -221,8 +263,25 @@ def _facts(run_id: UUID, row: asyncpg.Record) -> RunFacts:
         inputs=row["inputs"],
         agent_metadata=row["metadata"],
         ceilings=_ceilings(row),
-        budgets=Budgets(**row["budgets"]),
+        budgets=least(Budgets(**row["budgets"]), [Budgets(**each) for each in above["budgets"]]),
+        runner=_runner(row),
+        cycles_granted=row["cycles_granted"],
+        children=row["children"],
+        overdrawn=above["overdrawn"],
     )
+
+
+def _runner(row: asyncpg.Record) -> Runner | None:
+    if row["runner_model"] is None and row["provider_id"] is None:
+        return None
+    provider = row["provider_id"] and BoundProvider(
+        row["provider_owner_id"],
+        row["provider_id"],
+        row["provider_kind"],
+        row["provider_base_url"],
+        row["provider_key"],
+    )
+    return Runner(row["runner_model"], provider)
 
 
 def _ceilings(row: asyncpg.Record) -> Ceilings:

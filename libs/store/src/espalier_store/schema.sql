@@ -3,6 +3,9 @@
 -- Habits: every tenant row names its owner and its birth on the database's clock; ids are uuid v7 made by
 -- the writing process; nothing cascades; a row that outlives a run holds no foreign key to it.
 
+-- Trigrams, for misspelt words in memory search. It comes with Postgres ("contrib") and needs no superuser.
+create extension if not exists pg_trgm;
+
 create table owners (
     id uuid primary key,
     name text not null unique,
@@ -51,13 +54,16 @@ create table agents (
     updated_at timestamptz not null default clock_timestamp(),
     prompt_no integer not null default 0,
     runner_provider_id uuid,
-    runner_model text
+    runner_model text,
+    prompt_subject_ids text[] not null default '{}'
 );
 create index agents_by_age on agents (owner_id, created_at desc, id desc);
 create index agents_by_parent on agents (owner_id, parent_id) where parent_id is not null;
 create index agents_by_subject on agents using gin (subject_ids);
+create index agents_by_prompt_subject on agents using gin (prompt_subject_ids);
 
 -- created_at is the run's start; due_at is never null: the next wake, or the end of max_wall_seconds.
+-- cycles_given is what its spawner granted to it, cycles_lost what answers beyond their reservation cost it.
 -- lease_until is in no index, so that a renewal stays a heap-only update.
 create table runs (
     id uuid primary key,
@@ -92,6 +98,9 @@ create table runs (
     created_at timestamptz not null default clock_timestamp(),
     ended_at timestamptz,
     log_pruned_at timestamptz,
+    cycles_given integer not null default 0,
+    cycles_lost integer not null default 0,
+    erased_at timestamptz,
     check (state in ('running', 'sleeping', 'complete', 'cancelled', 'error')),
     check ((ended_at is null) = (state in ('running', 'sleeping')))
 );
@@ -209,16 +218,20 @@ create table tool_calls (
 );
 create index tool_calls_sent on tool_calls (deadline_at) where state = 'sent';
 
--- Which brokers live. One that lets its time pass sends nothing more.
+-- Which brokers live. One that lets its time pass sends nothing more. listed has the names of its operator's
+-- servers, which no server of an embedder may take.
 create table brokers (
     id uuid primary key,
     alive_until timestamptz not null,
-    created_at timestamptz not null default clock_timestamp()
+    created_at timestamptz not null default clock_timestamp(),
+    listed text[] not null default '{}'
 );
 
 -- What a tree of agents remembers. root_id is the agent at its root. value is kept as it was spelled: jsonb would
--- make 309 digits of 1e308, for every reader and for search. No index has the words: one over all owners would make
--- a search pay for what other owners wrote, and a tree is small enough to be read through.
+-- make 309 digits of 1e308, for every reader. words are the key and all words of the value, as we normalise them: the
+-- same in every locale. embedding is what the record means to embedding_model, embedding_signs its first 64 signs.
+-- No index has either: one over all owners would make a search pay for what other owners wrote, and a tree is small
+-- enough to be read through.
 create table memory_records (
     id uuid primary key,
     owner_id uuid not null references owners (id),
@@ -230,13 +243,15 @@ create table memory_records (
     subject_id text,
     ttl_seconds bigint,
     expires_at timestamptz,
-    search tsvector not null generated always as (
-        to_tsvector('simple'::regconfig, key)
-        || json_to_tsvector('simple'::regconfig, value, '["key", "string", "numeric", "boolean"]')
-    ) stored,
     created_at timestamptz not null default clock_timestamp(),
     updated_at timestamptz not null default clock_timestamp(),
-    unique (owner_id, root_id, namespace, key)
+    words text not null default '',
+    embedding real[],
+    embedding_model text,
+    embedding_signs bigint,
+    search tsvector not null generated always as (to_tsvector('simple'::regconfig, words)) stored,
+    unique (owner_id, root_id, namespace, key),
+    check ((embedding is null) = (embedding_model is null))
 );
 create index memory_by_age on memory_records (owner_id, root_id, namespace, created_at desc, id desc);
 create index memory_by_subject on memory_records (owner_id, subject_id) where subject_id is not null;
@@ -326,6 +341,8 @@ create table idempotency (
     primary key (owner_id, method, key)
 );
 create index idempotency_by_age on idempotency (created_at);
+-- An answer begins with the id of what was created: for finding it again when that is erased.
+create index idempotency_by_answer on idempotency (owner_id, left(answer, 38));
 
 -- Model providers that an owner brings. sealed_key is the encrypted API key.
 create table providers (
@@ -341,12 +358,32 @@ create table providers (
     last_test_status text,
     created_at timestamptz not null default clock_timestamp(),
     updated_at timestamptz not null default clock_timestamp(),
-    unique (owner_id, name)
+    unique (owner_id, name),
+    unique (owner_id, id)
 );
+
+-- A test of a provider that somebody waits for: a worker takes it and asks the model. outcome is ok, or a kind
+-- of fault with one sentence.
+create table provider_probes (
+    id uuid primary key,
+    owner_id uuid not null references owners (id),
+    provider_id uuid not null references providers (id),
+    state text not null default 'asked' check (state in ('asked', 'taken', 'done')),
+    outcome text,
+    message text,
+    created_at timestamptz not null default clock_timestamp(),
+    done_at timestamptz,
+    check ((state = 'done') = (outcome is not null))
+);
+create index provider_probes_by_provider on provider_probes (owner_id, provider_id);
+create index provider_probes_asked on provider_probes (created_at) where state = 'asked';
 create index agents_by_provider on agents (owner_id, runner_provider_id) where runner_provider_id is not null;
+-- Whatever happens at the same time, no agent is bound to a provider that is gone, or to another owner's.
+alter table agents add constraint agents_provider foreign key (owner_id, runner_provider_id)
+    references providers (owner_id, id);
 
 -- MCP servers that an embedder attached to an agent. sealed_auth is encrypted; slug is the server's part of a
--- tool's name.
+-- tool's name. An inherited one came from the parent: of its tools the agent has what its toolset names.
 create table agent_servers (
     agent_id uuid not null references agents (id),
     slug text not null,
@@ -355,6 +392,7 @@ create table agent_servers (
     url text not null,
     sealed_auth bytea,
     place integer not null,
+    inherited boolean not null default false,
     created_at timestamptz not null default clock_timestamp(),
     updated_at timestamptz not null default clock_timestamp(),
     primary key (agent_id, slug),
@@ -371,4 +409,28 @@ create table subjects (
     created_at timestamptz not null default clock_timestamp(),
     updated_at timestamptz not null default clock_timestamp(),
     primary key (owner_id, id)
+);
+
+-- Each erasure of a subject, also one that a legal hold stopped. performed_at is null while it is under way: it goes
+-- on when it is asked for again.
+create table erasures (
+    id uuid primary key,
+    owner_id uuid not null references owners (id),
+    subject_id text not null,
+    mode text not null check (mode in ('hard_delete', 'redact')),
+    created_at timestamptz not null default clock_timestamp(),
+    performed_at timestamptz
+);
+create unique index erasures_open on erasures (owner_id, subject_id) where performed_at is null;
+
+-- What an erasure did: wire ids, and nothing of what was there.
+create table erased_records (
+    erasure_id uuid not null references erasures (id),
+    owner_id uuid not null,
+    action text not null check (action in ('deleted', 'redacted', 'stripped', 'retained')),
+    kind text not null,
+    record_id text not null,
+    reason text,
+    created_at timestamptz not null default clock_timestamp(),
+    primary key (erasure_id, kind, record_id)
 );

@@ -28,19 +28,21 @@ update tool_calls c set
     deadline_at = clock_timestamp() + make_interval(secs => $6)
 from run
 where c.owner_id = $1 and c.run_id = run.id and c.call_id = $3 and c.state = 'planned'
-returning c.tool, c.args, run.agent_id, run.root_id, run.subject_ids
+returning c.tool, c.args, run.agent_id, run.root_id, run.subject_ids,
+    exists (select from agent_servers s where s.owner_id = $1 and s.agent_id = run.agent_id) as has_servers
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SentCall:
-    """What is to be called, and for whom."""
+    """What is to be called, and for whom. `has_servers`: some were attached to the agent."""
 
     tool: str
     args: dict[str, Any]
     agent_id: UUID
     root_run_id: UUID
     subject_ids: list[str]
+    has_servers: bool
 
 
 async def send_call(
@@ -62,7 +64,9 @@ async def send_call(
     if row is None:
         return None
     args = json.loads(row["args"])  # whole numbers of every size stay what they are
-    return SentCall(row["tool"], args, row["agent_id"], row["root_id"], row["subject_ids"])
+    return SentCall(
+        row["tool"], args, row["agent_id"], row["root_id"], row["subject_ids"], row["has_servers"]
+    )
 
 
 SETTLE_CALL = """

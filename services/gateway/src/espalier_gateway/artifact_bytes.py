@@ -1,4 +1,4 @@
-"""`GET /aep/v1/artifacts/{artifact_id}/bytes`: the file itself, piece by piece.
+"""`GET` and `HEAD /aep/v1/artifacts/{artifact_id}/bytes`: the file itself, or a part, piece by piece.
 
 What an agent wrote is hostile until shown otherwise: it is always a download, never a page of our origin. No
 database connection is held between two pieces, so a slow reader costs memory for one piece only.
@@ -16,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from espalier_domain.errors import NotFound
+from espalier_gateway.byte_ranges import Mismatched, OutOfRange, Part, Unchanged, wanted_part
 from espalier_gateway.http import context_of, plainly, state_of
 from espalier_gateway.streaming import PiecewiseResponse
 from espalier_protocol.artifact import Artifact
@@ -42,28 +43,50 @@ async def _open(request: Request) -> Response:
         artifact = await get_artifact(connection, caller.owner_id, artifact_id)
     if artifact is None:
         raise NotFound("artifact", text)
-    headers = _headers(artifact)
-    if request.headers.get("if-none-match") == headers["ETag"]:
+    return _response(request, state.pool, caller.owner_id, artifact)
+
+
+def _response(request: Request, pool: Pool, owner_id: UUID, artifact: Artifact) -> Response:
+    headers, size = _headers(artifact), artifact.size_bytes
+    getting = request.method == "GET"
+    try:
+        part = wanted_part(request.headers, headers["ETag"], size, may_be_part=getting)
+    except Unchanged:
         return Response(status_code=304, headers=headers)
-    headers["Content-Length"] = str(artifact.size_bytes)
+    except Mismatched:
+        return Response(status_code=412, headers=headers)
+    except OutOfRange:
+        return Response(status_code=416, headers={**headers, "Content-Range": f"bytes */{size}"})
+    shown = part or Part(0, size)
+    headers["Content-Length"] = str(shown.size)
     headers["Content-Type"] = artifact.mime_type if _MIME_TYPE.fullmatch(artifact.mime_type) else UNKNOWN_TYPE
-    if request.method == "HEAD":
+    if not getting:
         return Response(headers=headers)
-    return PiecewiseResponse(_pieces(state.pool, caller.owner_id, artifact), headers)
+    if part is not None:
+        headers["Content-Range"] = f"bytes {part.start}-{part.end - 1}/{size}"
+    pieces = _pieces(pool, owner_id, artifact.sha256, shown)
+    return PiecewiseResponse(pieces, headers, status_code=206 if part else 200)
 
 
-async def _pieces(pool: Pool, owner_id: UUID, artifact: Artifact) -> AsyncGenerator[bytes, None]:
-    for number in range(-(-artifact.size_bytes // CHUNK_BYTES)):
+async def _pieces(pool: Pool, owner_id: UUID, sha256: str, part: Part) -> AsyncGenerator[bytes, None]:
+    """The part's bytes, at most a chunk at a time; the next one is not read before the last was taken."""
+    at = part.start
+    while at < part.end:  # bounded by the chunks of an artifact
+        number, offset = divmod(at, CHUNK_BYTES)
         async with reading(pool) as connection:
-            piece = await blob_chunk(connection, owner_id, artifact.sha256, number)
-        if piece is None:
+            chunk = await blob_chunk(connection, owner_id, sha256, number)
+        if chunk is None:
             return  # the artifact has just been erased; the missing length tells the reader
+        piece = chunk[offset : offset + part.end - at]
+        assert piece, "a blob has as many bytes as its artifacts say"
         yield piece
+        at += len(piece)
 
 
 def _headers(artifact: Artifact) -> dict[str, str]:
     return {
         "ETag": f'"{artifact.sha256}"',
+        "Accept-Ranges": "bytes",
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(artifact.name, safe='')}",
         "Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
         "Cross-Origin-Resource-Policy": "same-site",

@@ -8,7 +8,7 @@ endpoints that are not methods. Below: `store.keys` and `store.sessions`, which 
 import re
 import time
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 from uuid import UUID
 
@@ -16,7 +16,7 @@ from espalier_gateway.errors import WireError
 from espalier_gateway.rate_limits import RateLimit
 from espalier_protocol.access import Capability, Scope
 from espalier_protocol.errors import ErrorCode
-from espalier_protocol.versions import SERVED_VERSIONS
+from espalier_protocol.versions import Versions
 from espalier_secrets import fingerprint
 from espalier_store.keys import Caller, find_key
 from espalier_store.pool import Pool, reading
@@ -34,8 +34,8 @@ V = TypeVar("V")
 class CallContext:
     """The header values that matter to a call, whatever carried it.
 
-    A repeated header is one value with commas, as HTTP reads it, and so neither a token nor a version. An
-    idempotency key is refused, with a batch for good and with a create as long as it is not built.
+    A repeated header is one value with commas, as HTTP reads it, and so neither a token nor a version, nor
+    an idempotency key.
     """
 
     authorization: str | None
@@ -65,14 +65,37 @@ class Remembered(Generic[K, V]):
 
 
 class Gatekeeper:
-    """Looks up callers and sessions. One per process."""
+    """Looks up callers and sessions. One per process.
 
-    def __init__(self, pool: Pool, rate: RateLimit, *, session_ttl_s: float, cache_s: float) -> None:
-        self._pool = pool
+    A session has of what it negotiated only what is still `offered`: an operator may have switched it off.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        rate: RateLimit,
+        offered: frozenset[str],
+        versions: Versions,
+        *,
+        session_ttl_s: float,
+        cache_s: float,
+    ) -> None:
+        self._pool, self._offered, self.versions = pool, offered, versions
         self.rate = rate
         self._session_ttl_s = session_ttl_s
         self._callers: Remembered[bytes, Caller] = Remembered(cache_s)
         self._sessions: Remembered[tuple[UUID, bytes], AepSession] = Remembered(cache_s)
+
+    def version(self, context: CallContext) -> str:
+        """Raises -32009 unless the header names a version that is served."""
+        if context.version is None:
+            raise self._mismatch("This needs the header Agent-Protocol-Version.")
+        if context.version not in self.versions:
+            raise self._mismatch("Agent-Protocol-Version names a version that is not served here.")
+        return context.version
+
+    def _mismatch(self, message: str) -> WireError:
+        return WireError(ErrorCode.version_mismatch, message, supported_versions=list(self.versions))
 
     async def caller(self, context: CallContext) -> Caller:
         """Raises -32000 for anything but one valid bearer token."""
@@ -97,14 +120,14 @@ class Gatekeeper:
             raise WireError(ErrorCode.session_expired, message, reason="missing_session")
         session = await self._find_session(caller.owner_id, fingerprint(context.session_id))
         if session.protocol_version != version:
-            raise _version_mismatch(f"This session agreed on {session.protocol_version}.")
+            raise self._mismatch(f"This session agreed on {session.protocol_version}.")
         return session
 
     async def admit(
         self, context: CallContext, scopes: Iterable[Scope], capability: Capability | None = None
     ) -> tuple[Caller, AepSession]:
         """The same rungs in the same order, for endpoints that are not methods."""
-        version = served_version(context)
+        version = self.version(context)
         caller = await self.caller(context)
         self.count_calls(caller)
         return caller, await self._entitled(context, caller, version, scopes, capability)
@@ -113,7 +136,7 @@ class Gatekeeper:
         self, context: CallContext, scopes: Iterable[Scope], capability: Capability | None = None
     ) -> None:
         """`admit` for what is open already. Our own looks at a caller's rights are no calls of the caller."""
-        version = served_version(context)
+        version = self.version(context)
         caller = await self.caller(context)
         await self._entitled(context, caller, version, scopes, capability)
 
@@ -140,17 +163,9 @@ class Gatekeeper:
         if session is None:
             message = "The session has expired or is unknown; initialize again."
             raise WireError(ErrorCode.session_expired, message, reason="unknown_session")
+        session = replace(session, capabilities=session.capabilities & self._offered)
         self._sessions.put((owner_id, session_hash), session)
         return session
-
-
-def served_version(context: CallContext) -> str:
-    """Raises -32009 unless the header names a version that is served."""
-    if context.version is None:
-        raise _version_mismatch("This needs the header Agent-Protocol-Version.")
-    if context.version not in SERVED_VERSIONS:
-        raise _version_mismatch("Agent-Protocol-Version names a version that is not served here.")
-    return context.version
 
 
 def require_capability(session: AepSession, capability: Capability) -> None:
@@ -171,7 +186,3 @@ def _bearer_token(authorization: str | None) -> str:
     if match is None:
         raise WireError(ErrorCode.authn_failed, "Authorization should be Bearer and exactly one token.")
     return match[1]
-
-
-def _version_mismatch(message: str) -> WireError:
-    return WireError(ErrorCode.version_mismatch, message, supported_versions=list(SERVED_VERSIONS))

@@ -5,6 +5,7 @@ What is dropped here, because Redis is away or a queue is full, is found in Post
 sweeper, due runs by the workers. Above: the handlers in `methods`, which cannot see Redis.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 from uuid import UUID
@@ -15,7 +16,7 @@ import structlog
 from espalier_acts.log import Written
 from espalier_acts.messages import wake_for_message
 from espalier_domain.errors import Unavailable
-from espalier_eventlog.publisher import Publisher
+from espalier_eventlog.publisher import Publisher, StreamsAway
 from espalier_jobs import Doorbell
 from espalier_store.pool import Pool, transaction
 
@@ -23,6 +24,9 @@ RINGS_WAITING_MAX: Final = 1000
 RINGERS: Final = 4
 WAKES_WAITING_MAX: Final = 1000
 WAKERS: Final = 2
+
+CLEAR_WAIT_S: Final = 2.0
+CLEAR_AGAIN_MS: Final = 1000
 
 log = structlog.get_logger(__name__)
 
@@ -43,8 +47,10 @@ class Couriers:
 
     def publish(self, written: Written) -> None:
         self._publisher.publish(written.run_id, written.outbox_id, written.events)
-        if written.wake_id is not None:
-            self.wake(written.wake_id)
+        for wake_id in written.wakes:
+            self.wake(wake_id)
+        for run_id in written.to_ring:
+            self.ring(run_id)
 
     def ring(self, run_id: UUID) -> None:
         try:
@@ -58,6 +64,14 @@ class Couriers:
             self._to_wake.send_nowait(outbox_id)
         except anyio.WouldBlock:
             log.warning("couriers.wakes_full", outbox_id=outbox_id)
+
+    async def clear_streams(self, run_ids: Sequence[UUID]) -> None:
+        """Remove the events of runs from Redis. Somebody waits for this one. Raises Unavailable."""
+        try:
+            with anyio.fail_after(CLEAR_WAIT_S):
+                await self._publisher.clear(run_ids)
+        except (StreamsAway, TimeoutError) as error:
+            raise Unavailable(CLEAR_AGAIN_MS) from error
 
     async def run(self) -> None:
         """Ring and wake for ever. A few of each, so that one that waits does not hold up the others."""

@@ -1,8 +1,8 @@
 """One ladder of checks for every call, and the one place where exceptions become something on the wire.
 
-Bytes and a few header values go in, bytes and a verdict come out: what carried them (HTTP now, WebSocket
-later) is not known here. The table `espalier_protocol.methods` drives it; there is no second list. Above:
-`http`. Below: `auth` for the rungs that other endpoints share, `methods` for what is done at the top.
+Bytes and a few header values go in, bytes and a verdict come out: what carried them (HTTP or a WebSocket) is
+not known here. The table `espalier_protocol.methods` drives it; there is no second list. Above: `http` and
+`ws`. Below: `auth` for the rungs that other endpoints share, `methods` for what is done at the top.
 """
 
 import secrets
@@ -17,7 +17,7 @@ import structlog
 from pydantic import ValidationError
 
 from espalier_domain.errors import Conflicted, Unavailable
-from espalier_gateway.auth import CallContext, Gatekeeper, require_capability, require_scope, served_version
+from espalier_gateway.auth import CallContext, Gatekeeper, require_capability, require_scope
 from espalier_gateway.errors import (
     RATE_LIMITED,
     UNAVAILABLE,
@@ -27,8 +27,11 @@ from espalier_gateway.errors import (
     fault_of,
     params_refused,
 )
+from espalier_gateway.idempotency import FIELD as IDEMPOTENCY_KEY
+from espalier_gateway.idempotency import AnsweredBefore, create_key
 from espalier_gateway.methods import HANDLERS, Handler
 from espalier_gateway.methods.call import Call, Desk
+from espalier_gateway.subscriptions import Listener
 from espalier_protocol.errors import ErrorCode
 from espalier_protocol.jsonrpc import (
     Batch,
@@ -44,8 +47,10 @@ from espalier_protocol.jsonrpc import (
     result_body,
 )
 from espalier_protocol.methods import METHODS, Method
-from espalier_protocol.shapes import Params, Resource
+from espalier_protocol.session import InitializeResult
+from espalier_protocol.shapes import Params
 from espalier_protocol.strict_json import JsonError, JsonValue, loads
+from espalier_store.idempotency import CreateKey
 from espalier_store.keys import Caller
 from espalier_store.sessions import AepSession
 
@@ -110,31 +115,48 @@ class Dispatcher:
 
     async def answer(self, body: bytes, context: CallContext) -> Answer:
         """Never raises for what a client sent or a handler did."""
+        message = await self.read(body)
+        return message if isinstance(message, Answer) else await self.answer_message(message, context)
+
+    async def read(self, body: bytes) -> Message | Answer:
+        """What the client says; at once the answer if it is no JSON."""
         try:
-            message = await self._read(body)
+            return await self._read(body)
         except JsonError as error:
             return _whole(_failure(None, fault(ErrorCode.parse_error, error.reason)))
+
+    async def answer_message(
+        self, message: Message, context: CallContext, listener: Listener | None = None
+    ) -> Answer:
+        """Never raises either. `listener` is there if the client can be told things unasked."""
         match message:
             case Single(entry):
-                return _whole(await self._reply(entry, context))
+                return _whole(await self._reply(entry, context, listener))
             case Batch(entries):
-                return await self._answer_batch(entries, context)
+                return await self._answer_batch(entries, context, listener)
 
-    async def _climb(self, request: Request, context: CallContext, *, in_batch: bool) -> Resource:
-        """The ladder. Parse and shape lie behind; each rung refuses, or hands on what it found."""
+    async def _climb(
+        self, request: Request, context: CallContext, listener: Listener | None, *, in_batch: bool
+    ) -> str:
+        """The ladder, and the JSON of the result.
+
+        Parse and shape lie behind; each rung refuses, or hands on what it found.
+        """
         _comes_alone(request, in_batch)
-        version = served_version(context)
+        version = self._gatekeeper.version(context)
         caller = await self._gatekeeper.caller(context)
         if not in_batch:  # a batch was counted as a whole
             self._gatekeeper.count_calls(caller)
         session = await self._session(request, context, caller, version)
-        method = _known_method(request.method)
+        method = _known_method(request.method, listener)
         handler = _supported(method, session)
         _allowed(method, caller)
         params = _fitting_params(method, request.params)
-        _not_promised(method, context)
+        named = _named_create(method, context, request.params)
         patience_s = 0.0 if in_batch else PATIENCE_S
-        return await _handled(handler, Call(self._desk, caller, session, patience_s), params)
+        call = Call(self._desk, caller, session, patience_s, named, listener)
+        result = await _handled(handler, call, params)
+        return self._desk.versions[session.protocol_version].shown(method.name, result)
 
     async def _session(
         self, request: Request, context: CallContext, caller: Caller, version: str
@@ -151,13 +173,14 @@ class Dispatcher:
             value = await anyio.to_thread.run_sync(self._loads, body)
         return read_message(value, batch_max=self._batch_max)
 
-    async def _answer_batch(self, entries: tuple[Entry, ...], context: CallContext) -> Answer:
+    async def _answer_batch(
+        self, entries: tuple[Entry, ...], context: CallContext, listener: Listener | None
+    ) -> Answer:
         """In sequence and in order: a batch is a list of calls, not a way to run twenty at once."""
         if context.idempotency_key is not None:
             reason = "cannot be used with a batch: it names one call"
-            refusal = fault(
-                ErrorCode.invalid_params, f"Idempotency-Key {reason}.", field="Idempotency-Key", reason=reason
-            )
+            message = f"{IDEMPOTENCY_KEY} {reason}."
+            refusal = fault(ErrorCode.invalid_params, message, field=IDEMPOTENCY_KEY, reason=reason)
             return _whole(_failure(None, refusal))
         told = await answered(self._count_batch(entries, context))
         if isinstance(told, Fault) and told.code is ErrorCode.internal_error:
@@ -166,7 +189,7 @@ class Dispatcher:
         room, stop = BATCH_ANSWER_BYTES_MAX, None
         for entry in entries:
             if stop is None:
-                reply = await self._reply(entry, context, in_batch=True)
+                reply = await self._reply(entry, context, listener, in_batch=True)
                 room -= len(reply.body)
                 stop = _why_stop(reply, room)
             else:
@@ -180,29 +203,32 @@ class Dispatcher:
         One whose caller cannot be told right now does not begin either. A caller who is nobody gets as far
         as each entry gets by itself.
         """
-        served_version(context)
+        self._gatekeeper.version(context)
         caller = await self._gatekeeper.caller(context)
         self._gatekeeper.count_calls(caller, len(entries))
 
-    async def _reply(self, entry: Entry, context: CallContext, *, in_batch: bool = False) -> _Reply:
+    async def _reply(
+        self, entry: Entry, context: CallContext, listener: Listener | None, *, in_batch: bool = False
+    ) -> _Reply:
         if isinstance(entry, Malformed):
             return _failure(entry.id, fault(ErrorCode.invalid_request, entry.reason))
-        outcome = await answered(self._climb(entry, context, in_batch=in_batch), method=entry.method)
+        climb = self._climb(entry, context, listener, in_batch=in_batch)
+        outcome = await answered(climb, method=entry.method)
         if isinstance(outcome, Fault):
             return _refused(entry, outcome)
         if entry.id is None:
             return _Reply(b"")
-        return _Reply(result_body(entry.id, outcome.model_dump_json().encode()))
+        return _Reply(result_body(entry.id, outcome.encode()))
 
 
-async def answered(work: Awaitable[T], **about: str) -> T | Fault:
-    """The boundary: what `work` gives, or what the client is told instead.
+async def answered(work: Awaitable[T], wait_s: float = ANSWER_WAIT_S, /, **about: str) -> T | Fault:
+    """The boundary: what `work` gives within `wait_s` seconds, or what the client is told instead.
 
     A failure that nobody expected is logged here, once, and reaches the client as a reference and no more.
     """
     reference = secrets.token_hex(REFERENCE_BYTES)
     try:
-        with anyio.move_on_after(ANSWER_WAIT_S):
+        with anyio.move_on_after(wait_s):
             return await work
         raise Unavailable(AGAIN_MS)
     except Exception as error:
@@ -220,11 +246,13 @@ def _comes_alone(request: Request, in_batch: bool) -> None:
         raise WireError(ErrorCode.invalid_request, "Expected initialize to come alone, not in a batch.")
 
 
-def _not_promised(method: Method, context: CallContext) -> None:
-    """A client that trusts the key would create twice: better refused than not kept."""
-    if context.idempotency_key is not None and method.name.endswith(".create"):
-        message = "Idempotency-Key is not supported by this runtime yet."
-        raise WireError(ErrorCode.capability_not_supported, message, field="Idempotency-Key")
+def _named_create(
+    method: Method, context: CallContext, params: dict[str, JsonValue] | list[JsonValue] | None
+) -> CreateKey | None:
+    """A method that does no harm when it is repeated does not heed the key."""
+    if context.idempotency_key is None or not method.keyed:
+        return None
+    return create_key(method.name, context.idempotency_key, params)
 
 
 def _why_stop(reply: _Reply, room: int) -> Fault | None:
@@ -236,10 +264,10 @@ def _why_stop(reply: _Reply, room: int) -> Fault | None:
     return full if room <= 0 else None
 
 
-def _known_method(name: str) -> Method:
+def _known_method(name: str, listener: Listener | None) -> Method:
     method = METHODS.get(name)
-    if method is None:
-        message = "There is no method of this name."
+    if method is None or (method.duplex and listener is None):
+        message = "There is no method of this name" + (" except on a WebSocket." if method else ".")
         raise WireError(ErrorCode.method_not_found, message, resource="method", id=name)
     return method
 
@@ -247,11 +275,7 @@ def _known_method(name: str) -> Method:
 def _supported(method: Method, session: AepSession) -> Handler:
     if method.capability is not None:
         require_capability(session, method.capability)
-    handler = HANDLERS.get(method.name)
-    if handler is None:
-        message = f"{method.name} is not supported by this runtime yet."
-        raise WireError(ErrorCode.capability_not_supported, message, method=method.name)
-    return handler
+    return HANDLERS[method.name]
 
 
 def _allowed(method: Method, caller: Caller) -> None:
@@ -270,14 +294,24 @@ def _fitting_params(method: Method, params: dict[str, JsonValue] | list[JsonValu
         raise params_refused(error) from None
 
 
-async def _handled(handler: Handler, call: Call, params: Params) -> Resource:
+async def _handled(handler: Handler, call: Call, params: Params) -> str:
     """A handler writes in one transaction, first thing: one that Postgres could not order wrote nothing."""
     for _ in range(ATTEMPTS_MAX - 1):
         try:
-            return await handler(call, params)
+            return await _told(handler, call, params)
         except Conflicted:
             log.info("call.repeated")
-    return await handler(call, params)
+    return await _told(handler, call, params)
+
+
+async def _told(handler: Handler, call: Call, params: Params) -> str:
+    try:
+        outcome = await handler(call, params)
+    except AnsweredBefore as first:
+        return first.answer
+    if isinstance(outcome, InitializeResult) and call.listener is not None:
+        call.listener.session_id = outcome.session_id
+    return outcome.model_dump_json()
 
 
 def _refused(entry: Entry, told: Fault) -> _Reply:

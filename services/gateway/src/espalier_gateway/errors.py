@@ -18,6 +18,7 @@ from espalier_domain.errors import (
     InvalidInput,
     LifecycleConflict,
     NotFound,
+    SubjectNotFound,
     TreeBoundary,
     Unavailable,
 )
@@ -86,6 +87,10 @@ def _tree_boundary(error: TreeBoundary) -> Fault:
     return fault(ErrorCode.tree_boundary_violation, error.reason, id=error.id[:ID_CHARS_MAX])
 
 
+def _subject_not_found(error: SubjectNotFound) -> Fault:
+    return fault(ErrorCode.subject_not_found, str(error), id=error.id[:ID_CHARS_MAX])
+
+
 def _unavailable(error: Unavailable) -> Fault:
     after_ms = error.retry_after_ms
     return fault(ErrorCode.internal_error, str(error), symbol=UNAVAILABLE, retry_after_ms=after_ms)
@@ -96,6 +101,7 @@ TABLE: Final[Mapping[type[DomainError], Callable[[Any], Fault]]] = {
     InvalidInput: _invalid_input,
     LifecycleConflict: _lifecycle_conflict,
     TreeBoundary: _tree_boundary,
+    SubjectNotFound: _subject_not_found,
     Unavailable: _unavailable,
     Conflicted: _unavailable,
 }
@@ -152,6 +158,7 @@ _STATUS_OF_CODE: Final[Mapping[ErrorCode, int]] = {
     ErrorCode.authz_denied: 403,
     ErrorCode.capability_not_supported: 403,
     ErrorCode.tool_not_found: 404,
+    ErrorCode.subject_not_found: 404,
     ErrorCode.version_mismatch: 400,
     ErrorCode.session_expired: 401,
     ErrorCode.lifecycle_conflict: 409,

@@ -5,7 +5,7 @@ verdict into a status; the events and bytes endpoints are in `events` and `artif
 also carries the headers that `server` adds.
 """
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,10 +13,10 @@ import anyio
 from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from espalier_gateway.auth import CallContext, Gatekeeper
 from espalier_gateway.body import Refused, read_body
@@ -27,11 +27,15 @@ from espalier_gateway.stream_limits import OpenStreams
 from espalier_gateway.tails import Tails
 from espalier_protocol.errors import ErrorCode
 from espalier_protocol.jsonrpc import error_body
+from espalier_protocol.versions import Versions
+from espalier_secrets.sealing import Sealer
 from espalier_store.pool import Pool, reading, schema_ready
 
 READY_WAIT_S: Final = 1.0
 """Half of what may pass until a probe says that Postgres hangs."""
 
+VERSION_HEADER: Final = b"agent-protocol-version"
+RESPONSE_STARTS: Final = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 JSON: Final = "application/json"
 CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
 NO_STORE: Final = {"Cache-Control": "no-store"}
@@ -54,10 +58,11 @@ class State:
     dispatcher: Dispatcher
     tails: Tails
     streams: OpenStreams
+    sealer: Sealer
     closing: anyio.Event
 
 
-def state_of(request: Request) -> State:
+def state_of(request: HTTPConnection) -> State:
     state = request.app.state.gateway
     assert isinstance(state, State)
     return state
@@ -68,13 +73,19 @@ def context_of(headers: Headers) -> CallContext:
         authorization=_one(headers, "authorization"),
         version=_one(headers, "agent-protocol-version"),
         session_id=_one(headers, "x-aep-session-id"),
-        idempotency_key=_one(headers, "idempotency-key"),
+        idempotency_key=_all(headers, "idempotency-key"),
     )
 
 
 def _one(headers: Headers, name: str) -> str | None:
     """A repeated header is one value with commas: so two tokens are no token."""
-    return ", ".join(headers.getlist(name)) or None
+    return _all(headers, name) or None
+
+
+def _all(headers: Headers, name: str) -> str | None:
+    """Empty if it was given without a value."""
+    values = headers.getlist(name)
+    return ", ".join(values) if values else None
 
 
 async def rpc(request: Request) -> Response:
@@ -142,7 +153,26 @@ async def no_such_route(_: Request, error: Exception) -> Response:
     return JSONResponse(body, error.status_code, error.headers)
 
 
-def build_app(state: State, routes: list[Route]) -> FastAPI:
+class SaysVersion:
+    """Adds to every response the version it is in: the request's if it is served, else the newest."""
+
+    def __init__(self, app: ASGIApp, versions: Versions) -> None:
+        self._app, self._versions = app, {name.encode() for name in versions}
+        self._newest = next(iter(versions)).encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = next((value for name, value in scope["headers"] if name == VERSION_HEADER), b"")
+        spoken = (VERSION_HEADER, asked if asked in self._versions else self._newest)
+
+        async def say(message: Message) -> None:
+            if message["type"] in RESPONSE_STARTS:
+                message["headers"] = [*message.get("headers", ()), spoken]
+            await send(message)
+
+        await self._app(scope, receive, say)
+
+
+def build_app(state: State, routes: Sequence[BaseRoute]) -> FastAPI:
     """The application: no documentation routes, no redirects."""
     own = [
         Route("/aep/v1/rpc", rpc, methods=["POST"]),
@@ -157,5 +187,6 @@ def build_app(state: State, routes: list[Route]) -> FastAPI:
         redirect_slashes=False,
         exception_handlers={HTTPException: no_such_route},
     )
+    app.add_middleware(SaysVersion, versions=state.gatekeeper.versions)
     app.state.gateway = state
     return app

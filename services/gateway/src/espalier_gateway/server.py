@@ -1,7 +1,8 @@
 """The HTTP server: uvicorn with our limits, our headers and our way of stopping.
 
-`httptools` is quick, but bounds neither the size of a request's head nor the wait for one: that
-is done here. Signals are `__main__`'s: uvicorn's own handling would end streams only after waiting for them.
+`httptools` is quick, but bounds neither the size of a request's head nor the wait for one: that is done here,
+and which request may become a WebSocket (`sockets`). Signals are `__main__`'s: uvicorn's own handling would
+end streams only after waiting for them.
 """
 
 import asyncio
@@ -15,17 +16,18 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from espalier_gateway.settings import GatewaySettings
+from espalier_gateway.sockets import PING_EVERY_S, PONG_WAIT_S, BoundedSocket
 from espalier_gateway.streaming import HANG_UP
-from espalier_protocol.versions import SERVED_VERSIONS
+from espalier_gateway.upgrade import WEBSOCKET_PATH
 
 HEAD_BYTES_MAX: Final = 32 * 1024
 HEADERS_MAX: Final = 100
 HEAD_WAIT_S: Final = 10.0
 LOOK_EVERY_S: Final = 0.5
+FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 VERSIONS: Final = ("1.0", "1.1")
 KEEP_ALIVE_S: Final = 75
 HEADERS: Final = [
-    ("Agent-Protocol-Version", SERVED_VERSIONS[0]),
     ("X-Content-Type-Options", "nosniff"),
 ]
 
@@ -60,8 +62,8 @@ class _Config(uvicorn.Config):
 class _BoundedHeads(HttpToolsProtocol):
     """Refuses a head that is too large, too late, unclear about its host, or asks for another protocol.
 
-    What is raised in a callback becomes a 400 and closes the connection. An upgrade is refused because the
-    parser would take the request's body for the next request.
+    What is raised in a callback becomes a 400 and closes the connection. Of all upgrades one is let through,
+    to a WebSocket and without a body: the parser would take a body for what comes after the upgrade.
     """
 
     config: _Config
@@ -95,9 +97,33 @@ class _BoundedHeads(HttpToolsProtocol):
         self.config.heads.arrived(self.transport)
         version = self.parser.get_http_version()
         hosts = sum(name == b"host" for name, _ in self.headers)
-        if self.parser.should_upgrade() or version not in VERSIONS or (version == "1.1" and hosts != 1):
+        if version not in VERSIONS or (version == "1.1" and hosts != 1):
             raise ValueError("refused head")
+        if self.parser.should_upgrade() and not self._may_upgrade():
+            raise ValueError("refused upgrade")
         super().on_headers_complete()
+
+    def _may_upgrade(self) -> bool:
+        named = [name for name, _ in self.headers]
+        return (
+            self.parser.get_method() == b"GET"
+            and self.parser.get_http_version() == "1.1"
+            and self.url == WEBSOCKET_PATH.encode()  # without a query, which would be logged
+            and named.count(b"upgrade") == named.count(b"connection") == 1
+            and self._should_upgrade()
+            and not {b"content-length", b"transfer-encoding", b"expect"} & set(named)
+        )
+
+    def handle_websocket_upgrade(self) -> None:
+        """As many as there may be, and none that nobody would close: the other parser may refuse the head."""
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            self.transport.write(FULL)
+            self.transport.close()
+            return
+        super().handle_websocket_upgrade()
+        socket = self.transport.get_protocol()
+        if not (isinstance(socket, BoundedSocket) and socket.handshake_initiated):
+            self.transport.close()
 
     def _count(self, more: int) -> None:
         self._head_bytes += more
@@ -121,7 +147,11 @@ def server(app: ASGIApp, settings: GatewaySettings) -> Server:
         host=settings.host,
         port=settings.port,
         http=_BoundedHeads,
-        ws="none",
+        ws=BoundedSocket,
+        ws_max_size=settings.body_bytes_max,
+        ws_ping_interval=PING_EVERY_S,
+        ws_ping_timeout=PONG_WAIT_S,
+        ws_per_message_deflate=False,  # a compressor's window per connection, and bodies are bounded unpacked
         lifespan="off",
         log_config=None,
         access_log=False,

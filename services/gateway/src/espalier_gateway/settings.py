@@ -2,21 +2,28 @@
 
 from pydantic import Field
 
+from espalier_embeddings import EmbeddingSettings
 from espalier_eventlog import RedisSettings
 from espalier_protocol import jsonrpc, strict_json
+from espalier_protocol.access import ServedCapabilities
+from espalier_secrets.sealing import SecretsSettings
 from espalier_store.pool import PostgresSettings
 from espalier_telemetry import LogSettings
 
 DAY_S = 24 * 3600
 
 
-class GatewaySettings(PostgresSettings, RedisSettings, LogSettings):
+class GatewaySettings(PostgresSettings, RedisSettings, LogSettings, SecretsSettings, EmbeddingSettings):
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=8787, ge=0, le=65535)
     """Port to listen on; 0 takes any free one."""
+    capabilities: ServedCapabilities = "all"
+    """Capabilities offered: `all`, `none`, or names with commas; the same for all services."""
     body_bytes_max: int = Field(default=1024 * 1024, ge=1024)
     """Size of a request body."""
+    import_bytes_max: int = Field(default=1024 * 1024 * 1024, ge=1024 * 1024)
+    """Size of a subject's bundle that is imported; it is spooled to the temporary folder first."""
     batch_max: int = Field(default=jsonrpc.BATCH_MAX, ge=1)
     """Requests in one batch."""
     json_depth_max: int = Field(default=strict_json.DEPTH_MAX, ge=8, le=200)

@@ -38,8 +38,9 @@ class PiecewiseResponse(Response):
         headers: dict[str, str],
         *,
         send_wait_s: float = SEND_WAIT_S,
+        status_code: int = 200,
     ) -> None:
-        self.status_code = 200
+        self.status_code = status_code
         self.init_headers(headers)
         self._pieces = pieces
         self._send_wait_s = send_wait_s
@@ -56,7 +57,8 @@ class PiecewiseResponse(Response):
             raise failed.exceptions[0] from None  # the producer's; the watcher raises nothing
 
     async def _send_all(self, send: Send) -> None:
-        start: Message = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        start: Message = {"type": "http.response.start", "status": self.status_code}
+        start["headers"] = self.raw_headers
         await self._send(send, start)
         async for piece in self._pieces:
             await self._send(send, {"type": "http.response.body", "body": piece, "more_body": True})

@@ -19,13 +19,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from espalier_domain.errors import Unavailable
+from espalier_domain.tools import servers_of
 from espalier_egress import open_egress
+from espalier_mcp_broker.attached import AttachedServers
 from espalier_mcp_broker.bundled import bundled_server
 from espalier_mcp_broker.calls import CallLimits, Calls
-from espalier_mcp_broker.catalog import Catalog, open_catalog
+from espalier_mcp_broker.catalog import NO_SERVERS, Catalog, OwnServers, open_catalog
 from espalier_mcp_broker.life import Life
 from espalier_mcp_broker.servers import ServerSpec
 from espalier_mcp_broker.settings import BrokerSettings
+from espalier_protocol.access import served
 from espalier_protocol.broker import (
     CALL_PATH,
     LIST_PATH,
@@ -36,9 +39,11 @@ from espalier_protocol.broker import (
     ToolsWanted,
 )
 from espalier_secrets import is_signed
+from espalier_secrets.sealing import sealer
 from espalier_store.pool import Pool, open_pool, reading, schema_ready
 
 BODY_BYTES_MAX: Final = 64 * 1024
+MCP_EXTERNAL: Final = "tools.mcp_external"
 READY_WAIT_S: Final = 1.0
 KEEP_ALIVE_S: Final = 75
 LIFE_CONNECTIONS: Final = 2
@@ -69,9 +74,12 @@ class Server(uvicorn.Server):
 class Desk:
     """What the routes need."""
 
-    def __init__(self, key: str, pool: Pool, calls: Calls, catalog: Catalog, life: Life) -> None:
+    def __init__(
+        self, key: str, pool: Pool, calls: Calls, catalog: Catalog, attached: AttachedServers, life: Life
+    ) -> None:
         self._key = key
-        self._pool, self._calls, self._catalog, self._life = pool, calls, catalog, life
+        self._pool, self._calls, self._catalog = pool, calls, catalog
+        self._attached, self._life = attached, life
 
     async def call(self, request: Request) -> Response:
         return await self._answered(request, CallOrder, self._calls.carry_out)
@@ -90,7 +98,14 @@ class Desk:
         return JSONResponse({"ok": fine}, 200 if fine else 503)
 
     async def _offered(self, wanted: ToolsWanted) -> ToolsOffered:
-        tools, troubles = await self._catalog.definitions(wanted.toolset)
+        if wanted.agent_id is None:
+            return await self._listed(wanted, NO_SERVERS)
+        slugs = servers_of(wanted.toolset)
+        async with self._attached.of_agent(wanted.owner_id, wanted.agent_id, slugs) as own:
+            return await self._listed(wanted, own)
+
+    async def _listed(self, wanted: ToolsWanted, own: OwnServers) -> ToolsOffered:
+        tools, troubles = await self._catalog.definitions(wanted.toolset, own)
         return ToolsOffered(tools=tools, troubles=troubles)
 
     async def _answered(
@@ -145,12 +160,21 @@ async def open_broker(
         open_catalog(servers, bundled_server(egress)) as catalog,
         anyio.create_task_group() as background,
     ):
-        life = Life(own, uuid4(), settings.broker_ttl_s)
+        listed = [server.name for server in servers]
+        life = Life(own, uuid4(), settings.broker_ttl_s, listed)
+        attached = AttachedServers(
+            pool,
+            egress,
+            sealer(settings.secrets_key),
+            background,
+            open_max=settings.attached_servers_max if MCP_EXTERNAL in served(settings.capabilities) else 0,
+        )
         limits = CallLimits(calls_max=settings.broker_calls_max, call_s_max=settings.call_s_max)
-        calls = Calls(pool, catalog, life, limits)
+        calls = Calls(pool, catalog, attached, life, limits)
         await background.start(life.run)
         await background.start(calls.run)
-        desk = Desk(settings.internal_key.get_secret_value(), pool, calls, catalog, life)
+        background.start_soon(attached.close_rested)
+        desk = Desk(settings.internal_key.get_secret_value(), pool, calls, catalog, attached, life)
         yield _server(desk, settings), calls
         background.cancel_scope.cancel()
 

@@ -17,8 +17,9 @@ import structlog
 
 from espalier_domain.errors import Conflicted, Unavailable
 from espalier_domain.tool_results import DOUBT, SettledState, shown, text_result
-from espalier_domain.tools import canonical
-from espalier_mcp_broker.catalog import Catalog
+from espalier_domain.tools import server_of, servers_of
+from espalier_mcp_broker.attached import AttachedServers
+from espalier_mcp_broker.catalog import Catalog, Found
 from espalier_mcp_broker.life import Life
 from espalier_mcp_broker.outcomes import (
     RESULT_BYTES_MAX,
@@ -71,8 +72,11 @@ class _Flight:
 class Calls:
     """All calls of this process. `run` holds the tasks in which they live."""
 
-    def __init__(self, pool: Pool, catalog: Catalog, life: Life, limits: CallLimits) -> None:
-        self._pool, self._catalog, self._life, self._limits = pool, catalog, life, limits
+    def __init__(
+        self, pool: Pool, catalog: Catalog, attached: AttachedServers, life: Life, limits: CallLimits
+    ) -> None:
+        self._pool, self._catalog, self._attached = pool, catalog, attached
+        self._life, self._limits = life, limits
         self._under_way: dict[tuple[UUID, str], _Flight] = {}
         self._group: anyio.abc.TaskGroup | None = None
         self._closed = False
@@ -159,7 +163,17 @@ class Calls:
             )
 
     async def _call(self, flight: _Flight, sent: SentCall) -> _Settlement:
-        found = self._catalog.find(canonical(sent.tool))
+        server = server_of(sent.tool)
+        slugs = servers_of([sent.tool]) if sent.has_servers else []
+        try:
+            async with self._attached.of_agent(flight.order.owner_id, sent.agent_id, slugs) as own:
+                if reason := own.troubles.get(server):
+                    return _unmade(reason)
+                return await self._asked(flight, sent, self._catalog.find(sent.tool, own))
+        except Unavailable:
+            return _unmade("The server could not be looked up.")
+
+    async def _asked(self, flight: _Flight, sent: SentCall, found: Found | None) -> _Settlement:
         if found is None:
             return _unmade("There is no such server.")
         seconds = flight.deadline - anyio.current_time()

@@ -17,7 +17,8 @@ import orjson
 from mcp.server import Server as BundledServer
 from mcp_types import Tool
 
-from espalier_domain.tools import BUNDLED, EXTERNAL, canonical, has_tool
+from espalier_domain.tools import BUNDLED, EXTERNAL, canonical, has_tool, server_of
+from espalier_mcp_broker.mask import Mask
 from espalier_mcp_broker.outcomes import Reason
 from espalier_mcp_broker.servers import ServerSpec
 from espalier_mcp_broker.session import McpSession
@@ -56,81 +57,7 @@ class _Listing:
     trouble: str = ""
 
 
-class Found(NamedTuple):
-    """Whom to call for a tool, and what the tool is called there."""
-
-    session: McpSession
-    tool: str
-
-
-class Catalog:
-    """The servers that this broker reaches, and their tools."""
-
-    def __init__(self, sessions: Mapping[str, McpSession], bundled: McpSession | None) -> None:
-        self._shelves = {name: _Shelf(EXTERNAL + name, session) for name, session in sessions.items()}
-        self._bundled = None if bundled is None else _Shelf(BUNDLED.rstrip("."), bundled)
-
-    def find(self, name: str) -> "Found | None":
-        """Whom to call for a tool, and what the tool is called there; None if there is no such server."""
-        shelf = self._shelf_of(name)
-        if shelf is None:
-            return None
-        return Found(shelf.session, canonical(name).removeprefix(f"{shelf.prefix}."))
-
-    async def definitions(self, toolset: Sequence[str]) -> tuple[tuple[OfferedTool, ...], tuple[str, ...]]:
-        """The tools that a toolset names, by name, and one sentence for each server that has a trouble.
-
-        Takes at most LISTING_S, however many servers are asked.
-        """
-        brokered = [canonical(entry) for entry in toolset if "." in entry]
-        listings: dict[str, _Listing] = {}
-        async with anyio.create_task_group() as tasks:
-            for prefix, shelf in self._asked(brokered).items():
-                if shelf is None:
-                    listings[prefix] = _Listing(trouble=f"There is no server {cleaned(prefix)[:100]!r}.")
-                else:
-                    tasks.start_soon(_put_listing, listings, prefix, shelf)
-        offered = [tool for each in listings.values() for tool in each.tools if has_tool(brokered, tool.name)]
-        troubles = [each.trouble for _, each in sorted(listings.items()) if each.trouble]
-        return tuple(sorted(offered, key=lambda tool: tool.name)), tuple(troubles)
-
-    def _asked(self, entries: Iterable[str]) -> dict[str, "_Shelf | None"]:
-        asked: dict[str, _Shelf | None] = {}
-        for entry in entries:
-            shelf = self._shelf_of(entry)
-            asked[shelf.prefix if shelf else _server_of(entry)] = shelf
-        return asked
-
-    def _shelf_of(self, name: str) -> "_Shelf | None":
-        spelled = canonical(name)
-        if spelled.startswith(BUNDLED):
-            return self._bundled
-        if not spelled.startswith(EXTERNAL):
-            return None
-        server, dot, tool = spelled.removeprefix(EXTERNAL).partition(".")
-        return self._shelves.get(server) if dot and tool else None
-
-
-@asynccontextmanager
-async def open_catalog(
-    servers: Sequence[ServerSpec], bundled: BundledServer[Any] | None
-) -> AsyncIterator[Catalog]:
-    """The catalog of the operator's servers and the bundled one. Nothing connects before it is asked for.
-
-    Leaving ends all connections and processes, side by side, within the bounds of their transports.
-    """
-    sessions = {server.name: McpSession(server.name, server) for server in servers}
-    own = None if bundled is None else McpSession(BUNDLED.rstrip("."), bundled)
-    async with anyio.create_task_group() as tasks:
-        for session in (*sessions.values(), *([] if own is None else [own])):
-            tasks.start_soon(session.run)
-        try:
-            yield Catalog(sessions, own)
-        finally:
-            tasks.cancel_scope.cancel()
-
-
-class _Shelf:
+class Shelf:
     """One server's tools, as they were when last asked for."""
 
     def __init__(self, prefix: str, session: McpSession) -> None:
@@ -162,7 +89,7 @@ class _Shelf:
         return listing
 
     async def _ask(self) -> _Listing:
-        reading = _Reading(self.prefix)
+        reading = _Reading(self.prefix, self.session.mask)
         cursor: str | None = None
         for number in range(PAGES_MAX):
             page = await self.session.page_of_tools(cursor)
@@ -178,19 +105,113 @@ class _Shelf:
         return reading.listing()
 
     def _trouble(self, reason: Reason) -> _Listing:
-        return _Listing(trouble=f"The tools of {self.prefix} could not be listed: {reason}.")
+        return _Listing(trouble=_not_listed(self.prefix, reason))
 
 
-async def _put_listing(listings: dict[str, _Listing], prefix: str, shelf: _Shelf) -> None:
+@dataclass(frozen=True)
+class OwnServers:
+    """The servers that were attached to the agent itself, by slug, and why some of them cannot be used."""
+
+    shelves: Mapping[str, Shelf]
+    troubles: Mapping[str, Reason]
+
+
+NO_SERVERS: Final = OwnServers({}, {})
+
+
+class Found(NamedTuple):
+    """Whom to call for a tool, and what the tool is called there."""
+
+    session: McpSession
+    tool: str
+
+
+class Catalog:
+    """The servers that this broker reaches, and their tools."""
+
+    def __init__(self, sessions: Mapping[str, McpSession], bundled: McpSession | None) -> None:
+        self._shelves = {name: Shelf(EXTERNAL + name, session) for name, session in sessions.items()}
+        self._bundled = None if bundled is None else Shelf(BUNDLED.rstrip("."), bundled)
+
+    def find(self, name: str, own: OwnServers = NO_SERVERS) -> Found | None:
+        """Whom to call for a tool, and what the tool is called there; None if there is no such server.
+
+        Where a server of the agent's own has the name of a listed one, its own is meant.
+        """
+        shelf = self._shelf_of(name, own)
+        if shelf is None:
+            return None
+        return Found(shelf.session, canonical(name).removeprefix(f"{shelf.prefix}."))
+
+    async def definitions(
+        self, toolset: Sequence[str], own: OwnServers = NO_SERVERS
+    ) -> tuple[tuple[OfferedTool, ...], tuple[str, ...]]:
+        """The tools that a toolset names, by name, and one sentence for each server that has a trouble.
+
+        Takes at most LISTING_S, however many servers are asked.
+        """
+        brokered = [canonical(entry) for entry in toolset if "." in entry]
+        listings: dict[str, _Listing] = {}
+        async with anyio.create_task_group() as tasks:
+            for prefix, shelf in self._asked(brokered, own).items():
+                if shelf is not None:
+                    tasks.start_soon(_put_listing, listings, prefix, shelf)
+                elif reason := own.troubles.get(prefix.removeprefix(EXTERNAL)):
+                    listings[prefix] = _Listing(trouble=_not_listed(prefix, reason))
+                else:
+                    listings[prefix] = _Listing(trouble=f"There is no server {cleaned(prefix)[:100]!r}.")
+        offered = [tool for each in listings.values() for tool in each.tools if has_tool(brokered, tool.name)]
+        troubles = [each.trouble for _, each in sorted(listings.items()) if each.trouble]
+        return tuple(sorted(offered, key=lambda tool: tool.name)), tuple(troubles)
+
+    def _asked(self, entries: Iterable[str], own: OwnServers) -> dict[str, Shelf | None]:
+        asked: dict[str, Shelf | None] = {}
+        for entry in entries:
+            shelf = self._shelf_of(entry, own)
+            asked[shelf.prefix if shelf else _server_of(entry)] = shelf
+        return asked
+
+    def _shelf_of(self, name: str, own: OwnServers) -> Shelf | None:
+        spelled = canonical(name)
+        if spelled.startswith(BUNDLED):
+            return self._bundled
+        server = server_of(spelled)
+        return None if server in own.troubles else own.shelves.get(server) or self._shelves.get(server)
+
+
+@asynccontextmanager
+async def open_catalog(
+    servers: Sequence[ServerSpec], bundled: BundledServer[Any] | None
+) -> AsyncIterator[Catalog]:
+    """The catalog of the operator's servers and the bundled one. Nothing connects before it is asked for.
+
+    Leaving ends all connections and processes, side by side, within the bounds of their transports.
+    """
+    sessions = {server.name: McpSession(server.name, server) for server in servers}
+    own = None if bundled is None else McpSession(BUNDLED.rstrip("."), bundled)
+    async with anyio.create_task_group() as tasks:
+        for session in (*sessions.values(), *([] if own is None else [own])):
+            tasks.start_soon(session.run)
+        try:
+            yield Catalog(sessions, own)
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+def _not_listed(prefix: str, reason: Reason) -> str:
+    return f"The tools of {prefix} could not be listed: {reason}."
+
+
+async def _put_listing(listings: dict[str, _Listing], prefix: str, shelf: Shelf) -> None:
     listings[prefix] = await shelf.listing()
 
 
 class _Reading:
     """Takes tools in until a bound is reached."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, mask: Mask) -> None:
         self.flaws: list[str] = []
-        self._prefix = prefix
+        self._prefix, self._mask = prefix, mask
         self._tools: dict[str, OfferedTool] = {}
         self._bytes = 0
         self._left_out = 0
@@ -198,12 +219,12 @@ class _Reading:
     def take(self, tools: Iterable[Tool]) -> bool:
         """Whether there is room for more."""
         for tool in tools:
-            schema = cleaned_json(tool.input_schema)
+            schema = self._mask.json(cleaned_json(tool.input_schema))
             size = _json_bytes(schema)
-            if not TOOL_NAME.fullmatch(tool.name) or tool.name in self._tools or size > SCHEMA_BYTES_MAX:
+            if not self._is_name(tool.name) or tool.name in self._tools or size > SCHEMA_BYTES_MAX:
                 self._left_out += 1
                 continue
-            described = described_in(tool)
+            described = described_in(tool, self._mask)
             self._bytes += size + len(described.encode())
             if len(self._tools) == TOOLS_MAX or self._bytes > LISTING_BYTES_MAX:
                 self.flaws.append(f"only the first {len(self._tools)} are offered")
@@ -212,6 +233,9 @@ class _Reading:
             self._tools[tool.name] = OfferedTool(name=name, description=described, input_schema=schema)
         return True
 
+    def _is_name(self, name: str) -> bool:
+        return TOOL_NAME.fullmatch(name) is not None and self._mask.text(name) == name
+
     def listing(self) -> _Listing:
         if self._left_out:
             self.flaws.append(f"{self._left_out} were left out for their name or their schema")
@@ -219,9 +243,9 @@ class _Reading:
         return _Listing(tuple(self._tools.values()), trouble)
 
 
-def described_in(tool: Tool) -> str:
+def described_in(tool: Tool, mask: Mask) -> str:
     """A description as a reader sees it, of at most DESCRIPTION_BYTES_MAX."""
-    text = cleaned(_HTML_COMMENT.sub("", tool.description or tool.title or ""))
+    text = mask.text(cleaned(_HTML_COMMENT.sub("", tool.description or tool.title or "")))
     return text.encode()[:DESCRIPTION_BYTES_MAX].decode("utf-8", "ignore").strip()
 
 

@@ -3,6 +3,7 @@
 A broker that cannot say so sends nothing more: somebody may hold its calls for doubtful by then.
 """
 
+from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
@@ -21,11 +22,13 @@ log = structlog.get_logger(__name__)
 
 
 class Life:
-    """`lives` until `ttl_s` after the last request to say so was sent, on this process's monotonic clock."""
+    """`listed` are the names of the operator's servers, told with the rest.
 
-    def __init__(self, pool: Pool, broker_id: UUID, ttl_s: float) -> None:
+    `lives` until `ttl_s` after the last request to say so was sent, on this process's monotonic clock."""
+
+    def __init__(self, pool: Pool, broker_id: UUID, ttl_s: float, listed: Sequence[str] = ()) -> None:
         self.broker_id = broker_id
-        self._pool, self._ttl_s = pool, ttl_s
+        self._pool, self._ttl_s, self._listed = pool, ttl_s, listed
         self._until = 0.0
 
     @property
@@ -39,7 +42,7 @@ class Life:
             try:
                 with anyio.fail_after(self._ttl_s):
                     async with reading(self._pool) as connection:
-                        await renew_broker(connection, self.broker_id, self._ttl_s)
+                        await renew_broker(connection, self.broker_id, self._ttl_s, self._listed)
             except (Unavailable, TimeoutError) as error:
                 log.warning("life.not_renewed", error=type(error).__name__)
                 await anyio.sleep(AGAIN_S)

@@ -18,6 +18,9 @@ class Reason(StrEnum):
 
     CANNOT_START = "the server's program could not be started"
     CANNOT_CONNECT = "the server could not be reached"
+    NOT_ALLOWED = "the server's address may not be gone to from here, or leads on to another one"
+    NO_CREDENTIAL = "the credential for the server cannot be read here"
+    CROWDED = "too many servers are in use at once"
     CONNECT_TIMEOUT = "the server did not become ready in time"
     REFUSED = "the server refused"
     INCOMPATIBLE = "the server speaks no version of MCP that is known here"

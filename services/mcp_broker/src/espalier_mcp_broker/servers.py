@@ -6,17 +6,19 @@ The values hold secrets, so their reprs show a name and little else. Nothing is 
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeGuard
-from urllib.parse import urlsplit
 
 import orjson
 
+from espalier_domain.mcp_servers import SLUG_CHARS_MAX, slug
+from espalier_egress import Egress
+from espalier_protocol.mcp_server import is_header_name, is_reserved_header, is_server_url
+
 FILE_BYTES_MAX: Final = 1024 * 1024
 SERVERS_MAX: Final = 64
-NAME_LENGTH_MAX: Final = 64
 
 CALL_TIMEOUT_S: Final = 300.0
 CALL_TIMEOUT_BOUNDS_S: Final = (0.1, 3600.0)
@@ -27,8 +29,6 @@ CONNECT_TIMEOUT_BOUNDS_S: Final = (0.1, 120.0)
 _COMMON: Final = {"call_timeout_s", "connect_timeout_s", "type"}
 _OF_STDIO: Final = {"command", "args", "env", "cwd"} | _COMMON
 _OF_HTTP: Final = {"url", "headers"} | _COMMON
-_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_OURS_ON_HTTP: Final = re.compile(r"mcp-|accept|content-|host$|connection$|transfer-encoding$|last-event-id$")
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -57,7 +57,19 @@ class HttpServer:
     connect_timeout_s: float = CONNECT_TIMEOUT_S
 
 
-ServerSpec = StdioServer | HttpServer
+@dataclass(frozen=True, kw_only=True)
+class AttachedServer:
+    """A server that an embedder attached to an agent: `egress` is the way to its address."""
+
+    name: str
+    url: str = field(repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    egress: Egress = field(repr=False)
+    call_timeout_s: float = CALL_TIMEOUT_S
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
+
+
+ServerSpec = StdioServer | HttpServer | AttachedServer
 
 
 class ServersInvalid(Exception):
@@ -95,11 +107,6 @@ def parse_servers(text: bytes | str) -> tuple[ServerSpec, ...]:
     return servers
 
 
-def slug(name: str) -> str:
-    """How tools' names spell a server: `Git Hub` is `git_hub`."""
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-
-
 class _Reading:
     """One pass over a document that goes on after a mistake."""
 
@@ -128,8 +135,8 @@ class _Reading:
         name = slug(key)
         if not name:
             self._wrong(place, "has a name without letters or digits")
-        elif len(name) > NAME_LENGTH_MAX:
-            self._wrong(place, f"has a name of more than {NAME_LENGTH_MAX} characters")
+        elif len(name) > SLUG_CHARS_MAX:
+            self._wrong(place, f"has a name of more than {SLUG_CHARS_MAX} characters")
         elif name in taken:
             self._wrong(place, f"is called {name} like another server")
         else:
@@ -157,7 +164,7 @@ class _Reading:
             name=name,
             command=self._text(f"{place}.command", entry["command"]),
             args=self._texts(f"{place}.args", entry.get("args", [])),
-            env=self._pairs(f"{place}.env", entry.get("env", {}), _ENV_NAME, "a variable's name"),
+            env=self._pairs(f"{place}.env", entry.get("env", {}), _is_variable, "a variable's name"),
             cwd=self._folder(f"{place}.cwd", entry.get("cwd")),
             call_timeout_s=self._call_timeout(place, entry),
             connect_timeout_s=self._connect_timeout(place, entry),
@@ -166,9 +173,9 @@ class _Reading:
     def _http(self, place: str, name: str, entry: Mapping[str, object]) -> ServerSpec:
         if entry.get("type", "http") not in ("http", "streamable-http", "streamableHttp"):
             self._wrong(f"{place}.type", "must be http where there is a url")
-        headers = self._pairs(f"{place}.headers", entry.get("headers", {}), _HEADER_NAME, "a header's name")
+        headers = self._pairs(f"{place}.headers", entry.get("headers", {}), is_header_name, "a header's name")
         for key, value in headers.items():
-            if _OURS_ON_HTTP.match(key.lower()):
+            if is_reserved_header(key):
                 self._wrong(f"{place}.headers.{key}", "is set by the broker itself")
             if _CONTROL.search(value) or not value.isascii():
                 self._wrong(f"{place}.headers.{key}", "must be plain ASCII text in one line")
@@ -182,7 +189,7 @@ class _Reading:
 
     def _url(self, place: str, value: object) -> str:
         text = self._text(place, value)
-        if text and not _is_address(text):
+        if text and not is_server_url(text):
             self._wrong(place, "must be an http or https address without user, password and fragment")
         return text
 
@@ -215,12 +222,12 @@ class _Reading:
             return ()
         return tuple(self._text(f"{place}[{i}]", each, may_be_empty=True) for i, each in enumerate(value))
 
-    def _pairs(self, place: str, value: object, names: re.Pattern[str], what: str) -> dict[str, str]:
+    def _pairs(self, place: str, value: object, is_name: Callable[[str], bool], what: str) -> dict[str, str]:
         if not isinstance(value, dict):
             self._wrong(place, "must be an object of texts")
             return {}
         for key in value:
-            if not names.fullmatch(key):
+            if not is_name(key):
                 self._wrong(f"{place}.{key}", f"is not {what}")
         return {key: self._text(f"{place}.{key}", each, may_be_empty=True) for key, each in value.items()}
 
@@ -238,15 +245,8 @@ class _Reading:
         self.mistakes.append(f"{shown}: {what}.")
 
 
-def _is_address(text: str) -> bool:
-    if _CONTROL.search(text) or " " in text:
-        return False
-    try:
-        parts = urlsplit(text)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-    return usable and "@" not in parts.netloc and not parts.fragment
+def _is_variable(text: str) -> bool:
+    return _ENV_NAME.fullmatch(text) is not None
 
 
 def _is_text(value: object) -> TypeGuard[str]:

@@ -33,11 +33,14 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import RootModel, ValidationError
 
+from espalier_egress import EgressRefused
 from espalier_mcp_broker.flight import CALLS_MAX, Connection, Fault, Flight, flight_of_task
+from espalier_mcp_broker.mask import Mask
 from espalier_mcp_broker.outcomes import Answer, Answered, NotSent, Reason, TooLarge, Unknown, failed
 from espalier_mcp_broker.servers import (
     CALL_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
+    AttachedServer,
     HttpServer,
     ServerSpec,
     StdioServer,
@@ -57,6 +60,7 @@ SERVER_WORDS_MAX: Final = 2_000
 """Characters that are kept of a JSON-RPC error's message."""
 
 REFUSED_TEXT: Final = "The server refused the call."
+REDIRECTED_TEXT: Final = "The server answered with a redirect, which is not followed."
 ASKED_TEXT: Final = "The server asked for input, which agents cannot give."
 
 
@@ -93,9 +97,10 @@ class McpSession:
         self.tools_version = 0
         """Grows when what the server offers may have changed: a new connection, or the server said so."""
         self._server = server
-        listed = server if isinstance(server, StdioServer | HttpServer) else None
-        self._call_timeout_s = listed.call_timeout_s if listed else CALL_TIMEOUT_S
-        self.connect_timeout_s = listed.connect_timeout_s if listed else CONNECT_TIMEOUT_S
+        outside = None if isinstance(server, BundledServer) else server
+        self._call_timeout_s = outside.call_timeout_s if outside else CALL_TIMEOUT_S
+        self.connect_timeout_s = outside.connect_timeout_s if outside else CONNECT_TIMEOUT_S
+        self.mask = Mask(server.headers.values() if isinstance(server, AttachedServer) else ())
         self._slots = anyio.Semaphore(CALLS_MAX)
         self._wanted = anyio.Event()
         self._attempt: _Attempt | None = None
@@ -157,7 +162,7 @@ class McpSession:
                 return NotSent(Reason.FENCED)
             flight.sent = link.is_direct
             try:
-                return _answered(await self._send(link, tool, arguments, meta))
+                return _answered(self.mask.json(await self._send(link, tool, arguments, meta)))
             except MCPError as error:
                 return self._of_error(error, link, flight)
             except ValidationError:
@@ -180,11 +185,13 @@ class McpSession:
                     return TooLarge()
                 case Reason.REFUSED:
                     return failed(REFUSED_TEXT)
+                case Reason.NOT_ALLOWED if flight.sent:
+                    return failed(REDIRECTED_TEXT)
                 case reason:
                     return _without_answer(reason, flight)
         if error.code == CONNECTION_CLOSED and link.connection.ended.is_set():
             return _without_answer(Reason.CONNECTION_LOST, flight)
-        return failed(error.message[:SERVER_WORDS_MAX])
+        return failed(self.mask.text(error.message)[:SERVER_WORDS_MAX])
 
     def _unsent_reason(self) -> Reason:
         """Why the time of a call ran out before it was sent."""
@@ -252,7 +259,7 @@ class McpSession:
     def _opened(self, attempt: _Attempt, client: Client, connection: Connection) -> None:
         self._failures = 0
         self.tools_version += 1
-        self._link = _Link(client, connection, not isinstance(self._server, StdioServer | HttpServer))
+        self._link = _Link(client, connection, isinstance(self._server, BundledServer))
         self._attempt = None
         attempt.settle(self._link)
         log.info("mcp.connected", server=self.name, version=client.protocol_version)
@@ -294,7 +301,7 @@ class McpSession:
         match self._server:
             case StdioServer() as server:
                 target = stdio_transport(server, connection)
-            case HttpServer() as server:
+            case HttpServer() | AttachedServer() as server:
                 target = http_transport(server, connection)
             case bundled:
                 target = bundled
@@ -332,6 +339,8 @@ def _reason_of(error: BaseException) -> Reason:
             return Reason.CANNOT_CONNECT
         case MCPError():
             return Reason.REFUSED
+        case EgressRefused():
+            return Reason.NOT_ALLOWED
         case OSError():
             return Reason.CANNOT_START
         case ValidationError():

@@ -5,11 +5,13 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 
 from espalier_egress import EgressSettings
+from espalier_protocol.access import ServedCapabilities
+from espalier_secrets.sealing import SecretsSettings
 from espalier_store.pool import PostgresSettings
 from espalier_telemetry import LogSettings
 
 
-class BrokerSettings(PostgresSettings, EgressSettings, LogSettings):
+class BrokerSettings(PostgresSettings, EgressSettings, SecretsSettings, LogSettings):
     broker_host: str = "127.0.0.1"
     """Address that the broker listens on; workers alone need to reach it."""
     broker_port: int = Field(default=8788, ge=0, le=65535)
@@ -18,6 +20,10 @@ class BrokerSettings(PostgresSettings, EgressSettings, LogSettings):
     """What workers sign requests to the broker with; the same for all of them, 16 characters or more."""
     mcp_servers: Path | None = None
     """A JSON file that lists MCP servers (`{"mcpServers": {...}}`); the bundled tools need none."""
+    capabilities: ServedCapabilities = "all"
+    """Capabilities offered: `all`, `none`, or names with commas; the same for all services."""
+    attached_servers_max: int = Field(default=256, ge=1)
+    """Servers of embedders that one broker keeps connected; the one not used for longest gives way."""
     broker_ttl_s: float = Field(default=3.0, ge=1)
     """For how long a broker is believed to live after it last said so."""
     broker_calls_max: int = Field(default=200, ge=1)

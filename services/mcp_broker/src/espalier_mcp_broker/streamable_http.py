@@ -1,10 +1,11 @@
-"""MCP over Streamable HTTP, for addresses that the operator listed.
+"""MCP over Streamable HTTP, for addresses that the operator listed and for those that embedders chose.
 
 Not the SDK's own transport: there an error of one request ends all others, what the transport made up cannot
 be told from what the server answered, redirects are followed, bodies have no bound, and a stream that broke
 off is asked for again. Here a request is one POST that is never repeated, and ends in one message: the
 server's answer or a fault. Knows both eras: a lost session (handshake era) makes the connection lost; a
 cancellation is a message in the handshake era and a closed stream since 2026-07-28.
+Where the two kinds differ is the client: for an address of an embedder it is `libs/egress` that makes it.
 Above stands `session.py`.
 """
 
@@ -32,9 +33,10 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
+from espalier_egress import EgressError, EgressRefused, EgressTooLarge, EgressTooSlow
 from espalier_mcp_broker.flight import CALLS_MAX, Connection, Flight, fault_message, flight_of_task
 from espalier_mcp_broker.outcomes import RESULT_BYTES_MAX, Reason
-from espalier_mcp_broker.servers import HttpServer
+from espalier_mcp_broker.servers import AttachedServer, HttpServer
 
 REFUSAL_BYTES_MAX: Final = 64 * 1024
 """What is read of a body that comes with an error status."""
@@ -51,14 +53,14 @@ VERSION_HEADER: Final = "mcp-protocol-version"
 Messages = MemoryObjectSendStream[SessionMessage | Exception]
 
 
-def http_transport(server: HttpServer, connection: Connection) -> Transport:
+def http_transport(server: HttpServer | AttachedServer, connection: Connection) -> Transport:
     """Nothing is connected until the first message. Leaving takes at most FAREWELL_S."""
     return _connected(server, connection)
 
 
 @asynccontextmanager
 async def _connected(
-    server: HttpServer, connection: Connection
+    server: HttpServer | AttachedServer, connection: Connection
 ) -> AsyncIterator[tuple[MemoryObjectReceiveStream[SessionMessage | Exception], "_Outgoing"]]:
     messages, inbox = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     with messages, inbox:
@@ -71,7 +73,11 @@ async def _connected(
                 await exchange.say_farewell()
 
 
-def _http_client(server: HttpServer) -> httpx2.AsyncClient:
+def _http_client(server: HttpServer | AttachedServer) -> httpx2.AsyncClient:
+    if isinstance(server, AttachedServer):
+        return server.egress.checked_client(
+            server.url, headers=server.headers, body_bytes_max=RESULT_BYTES_MAX + REFUSAL_BYTES_MAX
+        )
     timeout = httpx2.Timeout(server.call_timeout_s, connect=server.connect_timeout_s)
     limits = httpx2.Limits(
         max_connections=CONNECTIONS_MAX, max_keepalive_connections=CALLS_MAX, keepalive_expiry=KEEPALIVE_S
@@ -190,6 +196,8 @@ class _Exchange:
         try:
             async with self._post(message, headers, flight) as response:
                 return await self._taken(message, headers, response)
+        except EgressError as error:
+            return _reason_of(error, was_sent=flight is not None and flight.sent)
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout):
             return Reason.CANNOT_CONNECT
         except httpx2.TransportError:
@@ -284,6 +292,18 @@ class _Exchange:
 
 class _TooLong(Exception):
     """A body or an event is longer than what is kept."""
+
+
+def _reason_of(error: EgressError, *, was_sent: bool) -> Reason:
+    match error:
+        case EgressRefused():
+            return Reason.NOT_ALLOWED
+        case EgressTooLarge():
+            return Reason.TOO_LARGE
+        case EgressTooSlow():
+            return Reason.DEADLINE
+        case _:
+            return Reason.CONNECTION_LOST if was_sent else Reason.CANNOT_CONNECT
 
 
 async def _body(response: httpx2.Response, bytes_max: int) -> bytes:

@@ -14,12 +14,22 @@ import structlog
 
 from espalier_domain.errors import FenceReached, LeaseLost, Unavailable
 from espalier_domain.journal import Entry
-from espalier_domain.run import CallBroker, CallModel, CallSelf, Reserve, Rest, StartCycle, Write
+from espalier_domain.progress import Progress
+from espalier_domain.run import (
+    AwaitHeadroom,
+    CallBroker,
+    CallModel,
+    CallSelf,
+    Reserve,
+    Rest,
+    StartCycle,
+    Write,
+)
 from espalier_run_worker.brokered_calls import BrokeredCalls, Outcome, commit_outcomes
 from espalier_run_worker.held import Held
 from espalier_run_worker.model_calls import ask
 from espalier_run_worker.models.model import Model
-from espalier_run_worker.self_tools import SelfTools
+from espalier_run_worker.self_tools import SelfTools, prompt
 from espalier_run_worker.supervisor import Supervisor
 from espalier_run_worker.tool_calls import run_calls
 from espalier_run_worker.toolbox import Toolbox
@@ -82,15 +92,23 @@ async def _take_step(workshop: Workshop, held: Held) -> None:
         case CallModel() as step:
             outcome: tuple[Entry, ...] = ()
             with held.outside():
-                offer = await workshop.toolbox.offer(held.owner_id, held.facts.toolset)
+                offer = await workshop.toolbox.offer(held.owner_id, held.facts)
                 outcome = await ask(workshop.model, offer, held.facts, held.progress, step)
             await held.write(*outcome)
         case CallSelf():
-            await held.commit(lambda draft: run_calls(draft, workshop.tools))
+            await held.commit(
+                lambda draft: run_calls(draft, workshop.tools), agent_first=_changes_agent(held.progress)
+            )
         case CallBroker() as step:
             outcomes: dict[str, Outcome] = {}
             with held.outside():
                 outcomes = await workshop.brokered.carry_out(held, step)
             await commit_outcomes(held, outcomes)
-        case StartCycle() | Reserve() | Write() | Rest():
+        case StartCycle() | AwaitHeadroom() | Reserve() | Write() | Rest():
             await held.write()
+
+
+def _changes_agent(progress: Progress) -> bool:
+    """Whether a call that may be run now changes the run's agent."""
+    turns = progress.cycle.turns if progress.cycle else ()
+    return any(call.name == prompt.NAME for turn in turns[-1:] for call in turn.pending())

@@ -7,11 +7,20 @@ it, and the steps that record into it.
 
 from enum import IntEnum
 
+from espalier_acts.log import Written
 from espalier_acts.runs import cancelled
 from espalier_domain.history import prompt_tokens
-from espalier_domain.journal import CycleEnded, CycleStarted, Entry, ModelCallStarted, Parked
+from espalier_domain.journal import (
+    CycleEnded,
+    CycleStarted,
+    Entry,
+    HeadroomAwaited,
+    ModelCallStarted,
+    Parked,
+)
 from espalier_domain.progress import Progress, apply
 from espalier_domain.run import (
+    AwaitHeadroom,
     CallBroker,
     CallModel,
     CallSelf,
@@ -40,7 +49,8 @@ class Begins(IntEnum):
 class Draft:
     """`record` what happened; `conclude` adds what follows from it.
 
-    `wakes` are rows of the outbox that promise a wake, to be carried out after the commit.
+    `wakes` are rows of the outbox that promise a wake, to be carried out after the commit; `begun` are runs
+    that the step spawned, to be published and rung for then.
 
     A new cycle is begun under the row's lock alone, because it reads what the run was given anew.
     """
@@ -61,6 +71,7 @@ class Draft:
         self.begins = begins
         self.entries: list[Entry] = []
         self.wakes: list[int] = []
+        self.begun: list[Written] = []
 
     @property
     def cancelled(self) -> bool:
@@ -86,12 +97,14 @@ class Draft:
             self.record(*cancelled(self.progress))
         while not self.resting():
             match self.next_step():
-                case StartCycle() if self.begins < Begins.CYCLES:
+                case StartCycle() | AwaitHeadroom() if self.begins < Begins.CYCLES:
                     return
                 case Reserve() if self.begins < Begins.ATTEMPTS:
                     return
                 case StartCycle(number):
                     self.record(self._cycle(number))
+                case AwaitHeadroom():
+                    self.record(HeadroomAwaited(self.run.wake_seq))
                 case Reserve(attempt):
                     self.record(self._reservation(attempt))
                 case Write(entries):
@@ -102,7 +115,9 @@ class Draft:
     def resting(self) -> bool:
         """Whether the last entry ended the cycle, the run, or its stay here."""
         ended = self.progress.final_state is not None
-        return ended or (bool(self.entries) and isinstance(self.entries[-1], CycleEnded | Parked))
+        return ended or (
+            bool(self.entries) and isinstance(self.entries[-1], CycleEnded | Parked | HeadroomAwaited)
+        )
 
     def _cycle(self, number: int) -> CycleStarted:
         run = self.run

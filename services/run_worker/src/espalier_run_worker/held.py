@@ -22,6 +22,7 @@ from espalier_domain.progress import SNAPSHOT_VERSION, Progress
 from espalier_domain.run import RunFacts, Step, closing, next_step
 from espalier_eventlog.publisher import Publisher
 from espalier_run_worker.draft import Begins, Draft
+from espalier_store.agents import lock_agent
 from espalier_store.fleet import claim_run, release_lease
 from espalier_store.pool import Pool, reading, transaction
 from espalier_store.runs import LockedRun, lock_run, run_facts
@@ -50,7 +51,7 @@ class Held:
         self.progress: Progress
         self.over, self.still_due = False, False
         self.hand_over = False
-        self._promised: list[int] = []
+        self._promised: list[int | UUID] = []
         self._pool, self._publisher, self._lease_ttl_s = pool, publisher, lease_ttl_s
         self._row, self._row_at = run, anyio.current_time()
         self._fence_at = 0.0
@@ -98,12 +99,15 @@ class Held:
         if scope.cancelled_caught and anyio.current_time() >= self._fence_at:
             raise FenceReached("the fence was reached")
 
-    async def commit(self, record: Record) -> None:
-        """One step in one transaction. Raises LeaseLost, or Unavailable when the outcome is not known."""
+    async def commit(self, record: Record, *, agent_first: bool = False) -> None:
+        """One step in one transaction. Raises LeaseLost, or Unavailable when the outcome is not known.
+
+        A step that changes the run's agent locks the agent first, as everybody does who locks both.
+        """
         async with self._publisher.in_order(self.run_id):
             for tries_left in reversed(range(COMMIT_TRIES)):
                 try:
-                    await self._commit_once(record)
+                    await self._commit_once(record, agent_first)
                 except Conflicted:
                     if not tries_left:
                         raise
@@ -147,9 +151,11 @@ class Held:
                 self._committed(draft, written, asked_at)
             return written is not None
 
-    async def _commit_once(self, record: Record) -> None:
+    async def _commit_once(self, record: Record, agent_first: bool) -> None:
         async with transaction(self._pool) as connection:
             asked_at = anyio.current_time()  # waiting for a connection is no part of the lease
+            if agent_first:
+                await lock_agent(connection, self.owner_id, self._row.agent_id)
             run = await lock_run(connection, self.owner_id, self.run_id, lease_token=self.lease_token)
             if run is None or run.state != "running":
                 raise LeaseLost(f"the row says {run.state if run else 'another token'}")
@@ -188,11 +194,13 @@ class Held:
         self.renewed(asked_at)
         self._publisher.publish(written.run_id, written.outbox_id, written.events)
         self._promised += draft.wakes
-        if written.wake_id is not None:
-            self._promised.append(written.wake_id)
+        self._promised += [*written.wakes, *written.to_ring]
+        for child in draft.begun:
+            self._publisher.publish(child.run_id, child.outbox_id, child.events)
+            self._promised.append(child.run_id)
 
-    def promised_wakes(self) -> list[int]:
-        """Rows of the outbox, committed since this was last asked, whose wakes are to be carried out now."""
+    def promised_wakes(self) -> list[int | UUID]:
+        """What was committed since this was last asked: wakes in the outbox, and runs to ring for."""
         promised, self._promised = self._promised, []
         return promised
 
@@ -237,7 +245,9 @@ async def _claim(pool: Pool, publisher: Publisher, lease_ttl_s: float, run_id: U
         held = Held(pool, publisher, lease_ttl_s, run)
         held.facts, held.progress = restored(claimed.loaded())
         if held.progress.entry_no != run.next_entry_no - 1:
-            held.facts, held.progress = await load(connection, run.owner_id, run_id)
+            held.facts, progress = await load(connection, run.owner_id, run_id)
+            # A snapshot counts the entries that its writer saw: notices of others may lie between them.
+            held.progress = replace(progress, entry_no=run.next_entry_no - 1)
         draft = Draft(connection, run, held.facts, held.progress)
         poison = run.expired_claims >= CLAIMS_MAX and not draft.cancelled
         await _take_in(draft, stopping=draft.stopping or poison)

@@ -8,16 +8,21 @@ from functools import partial
 import anyio
 import structlog
 
+from espalier_egress import open_egress
+from espalier_embeddings import find_embedder
 from espalier_eventlog import open_streams
 from espalier_eventlog.publisher import Publisher
 from espalier_jobs import Doorbell, QueueNames, open_queue
+from espalier_protocol.access import served
 from espalier_run_worker.broker_link import open_broker_link
 from espalier_run_worker.brokered_calls import BrokeredCalls
 from espalier_run_worker.cycle import Workshop, live
 from espalier_run_worker.doorbell import listen, look_out
 from espalier_run_worker.held import claim
+from espalier_run_worker.models.bound import ChosenModel, Providers
 from espalier_run_worker.models.choice import SETTINGS_ERRORS, open_model
-from espalier_run_worker.models.model import Model
+from espalier_run_worker.models.model import OperatorModel
+from espalier_run_worker.provider_probes import answer_probes
 from espalier_run_worker.self_tools import open_self_tools
 from espalier_run_worker.settings import WorkerSettings
 from espalier_run_worker.slots import Slots
@@ -25,6 +30,7 @@ from espalier_run_worker.supervisor import Supervisor
 from espalier_run_worker.sweeper import sweep
 from espalier_run_worker.toolbox import Toolbox
 from espalier_run_worker.wakes import Wakes
+from espalier_secrets.sealing import sealer
 from espalier_store.fleet import acknowledge
 from espalier_store.pool import open_pool
 from espalier_telemetry import set_up_logs
@@ -32,17 +38,20 @@ from espalier_telemetry import set_up_logs
 log = structlog.get_logger(__name__)
 
 
-async def work(settings: WorkerSettings, chosen: AbstractAsyncContextManager[Model]) -> None:
+async def work(settings: WorkerSettings, chosen: AbstractAsyncContextManager[OperatorModel]) -> None:
     """Live runs until SIGTERM or SIGINT; then let steps finish for a while and give the rest back."""
-    names = QueueNames(settings.redis_prefix)
+    names, offered = QueueNames(settings.redis_prefix), served(settings.capabilities)
     async with (
-        chosen as model,
+        chosen as operator,
         open_pool(settings) as pool,
         open_streams(settings) as streams,
         open_queue(settings.redis_url) as queue,
-        open_self_tools() as tools,
+        open_egress(settings) as egress,
+        open_self_tools(offered, find_embedder(settings)) as tools,
         open_broker_link(settings.broker_url, settings.internal_key.get_secret_value()) as link,
     ):
+        providers = Providers(egress, sealer(settings.secrets_key)) if "runner.byo_llm" in offered else None
+        model = ChosenModel(operator, providers)
         publisher = Publisher(streams, settings.redis_prefix, partial(acknowledge, pool))
         supervisor = Supervisor(settings)
         claim_here = partial(claim, pool, publisher, settings.lease_ttl_s)
@@ -59,6 +68,8 @@ async def work(settings: WorkerSettings, chosen: AbstractAsyncContextManager[Mod
             group.start_soon(slots.run)
             group.start_soon(listen, slots, names, queue)
             group.start_soon(look_out, slots, pool)
+            if providers:
+                group.start_soon(answer_probes, pool, providers)
             group.start_soon(sweep, pool, publisher)
             log.info("worker.ready", slots=settings.worker_slots)
             await _told_to_stop()

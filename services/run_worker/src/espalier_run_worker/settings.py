@@ -5,12 +5,20 @@ from typing import Literal
 
 from pydantic import Field, SecretStr
 
+from espalier_egress import EgressSettings
+from espalier_embeddings import EmbeddingSettings
 from espalier_eventlog import RedisSettings
+from espalier_protocol.access import ServedCapabilities
+from espalier_secrets.sealing import SecretsSettings
 from espalier_store.pool import PostgresSettings
 from espalier_telemetry import LogSettings
 
 
-class WorkerSettings(PostgresSettings, RedisSettings, LogSettings):
+class WorkerSettings(
+    PostgresSettings, RedisSettings, LogSettings, SecretsSettings, EgressSettings, EmbeddingSettings
+):
+    capabilities: ServedCapabilities = "all"
+    """Capabilities offered: `all`, `none`, or names with commas; the same for all services."""
     worker_slots: int = Field(default=16, ge=1, le=1000)
     """Runs that may live in this process at the same time."""
     worker_drain_s: float = Field(default=2.0, ge=0)

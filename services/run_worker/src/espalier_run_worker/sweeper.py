@@ -1,5 +1,5 @@
 """Repairing what a process left undone when it died: events that missed Redis, and cancels and wakes that
-nobody carried out. And forgetting memory that has expired.
+nobody carried out. And forgetting memory that has expired, and answers that were kept for long enough.
 
 Any number of sweepers may work at once; each takes rows that no other has locked, a few at a time.
 """
@@ -20,12 +20,14 @@ from espalier_store.fleet import (
     Unpublished,
     delete_published,
     doubt_overdue,
+    forget_answers,
     forget_brokers,
     forget_expired,
     overdue_cancels,
     overdue_wakes,
     unpublished,
 )
+from espalier_store.idempotency import KEPT_S
 from espalier_store.pool import Connection, Pool, transaction
 
 SWEEP_EVERY_S: Final = 1.0
@@ -34,6 +36,9 @@ WAKE_AFTER_S: Final = 1.0
 FORCE_CANCEL_AFTER_S: Final = 5.0
 FORGET_BROKERS_AFTER_S: Final = 3600.0
 ROWS_MAX: Final = 100
+ANSWERS_MAX: Final = 1_000
+"""As many creates a second as the sweepers keep up with."""
+
 REDIS_WAIT_S: Final = 0.5
 
 log = structlog.get_logger(__name__)
@@ -43,7 +48,7 @@ async def sweep(pool: Pool, publisher: Publisher) -> None:
     """Sweep once a second, for ever. Cancels come first: they must not wait for Redis."""
     while True:  # bounded: at most ROWS_MAX rows of each kind a turn
         await anyio.sleep(SWEEP_EVERY_S)
-        for repair in (force_cancels, wake_again, settle_calls, forget_memory, publish_again):
+        for repair in (force_cancels, wake_again, settle_calls, forget_memory, forget_creates, publish_again):
             try:
                 await repair(pool, publisher)
             except (DomainError, TimeoutError) as error:
@@ -89,6 +94,12 @@ async def forget_memory(pool: Pool, _: Publisher) -> None:
     """Delete memory records that have expired."""
     async with transaction(pool) as connection:
         await forget_expired(connection, ROWS_MAX)
+
+
+async def forget_creates(pool: Pool, _: Publisher) -> None:
+    """Delete the first answers of creates that nobody may ask for any more."""
+    async with transaction(pool) as connection:
+        await forget_answers(connection, KEPT_S, ANSWERS_MAX)
 
 
 async def publish_again(pool: Pool, publisher: Publisher) -> None:

@@ -6,8 +6,10 @@ from uuid import UUID
 import anyio
 import structlog
 
-from espalier_domain.tools import is_brokered
+from espalier_domain.run import RunFacts
+from espalier_domain.tools import is_brokered, servers_of
 from espalier_protocol.broker import ToolsWanted
+from espalier_protocol.ids import from_wire
 from espalier_run_worker.broker_link import BrokerAway, BrokerLink
 from espalier_run_worker.models.model import Offer, ToolDefinition
 from espalier_run_worker.self_tools import SelfTools
@@ -28,14 +30,16 @@ class Toolbox:
         self._tools, self._link = tools, link
         self._lists: dict[ToolsWanted, tuple[float, Offer]] = {}
 
-    async def offer(self, owner_id: UUID, toolset: tuple[str, ...]) -> Offer | None:
+    async def offer(self, owner_id: UUID, facts: RunFacts) -> Offer | None:
         """What the model may call. None while the broker is away and the toolset needs it."""
         own = self._tools.definitions()
-        brokered = tuple(entry for entry in toolset if is_brokered(entry))
+        brokered = tuple(entry for entry in facts.toolset if is_brokered(entry))
         if not brokered:
             return Offer(own)
+        # Who has no server's tools shares its list with everybody of the same toolset.
+        agent_id = from_wire("agt", facts.agent_id) if servers_of(brokered) else None
         try:
-            listed = await self._listed(ToolsWanted(owner_id=owner_id, toolset=brokered))
+            listed = await self._listed(ToolsWanted(owner_id=owner_id, agent_id=agent_id, toolset=brokered))
         except BrokerAway as away:
             log.warning("toolbox.broker_away", why=str(away))
             return None

@@ -26,20 +26,22 @@ class Wakes:
     def __init__(self, pool: Pool, ring: Callable[[UUID], Awaitable[object]]) -> None:
         self._pool = pool
         self._ring = ring
-        self._send, self._receive = anyio.create_memory_object_stream[int](WAKES_WAITING_MAX)
+        self._send, self._receive = anyio.create_memory_object_stream[int | UUID](WAKES_WAITING_MAX)
 
-    def soon(self, outbox_ids: Iterable[int]) -> None:
-        for outbox_id in outbox_ids:
+    def soon(self, promised: Iterable[int | UUID]) -> None:
+        """Rows of the outbox whose wakes are to be carried out, and due runs that are only rung for."""
+        for one in promised:
             try:
-                self._send.send_nowait(outbox_id)
+                self._send.send_nowait(one)
             except (anyio.WouldBlock, anyio.ClosedResourceError, anyio.BrokenResourceError):
-                log.warning("wakes.left_to_the_sweeper", outbox_id=outbox_id)
+                log.warning("wakes.left_to_the_sweeper", promised=str(one))
 
     async def run(self) -> None:
         """One after the other, for ever."""
         async with self._send, self._receive:
-            async for outbox_id in self._receive:
-                if (run_id := await self._wake(outbox_id)) is not None:
+            async for one in self._receive:
+                run_id = one if isinstance(one, UUID) else await self._wake(one)
+                if run_id is not None:
                     await self._ring(run_id)
 
     async def _wake(self, outbox_id: int) -> UUID | None:

@@ -1,4 +1,4 @@
-"""The embedder's commands: the groups `agent`, `run`, `artifact`, `memory` and `message`, and `events`.
+"""The embedder's commands: groups such as `agent`, `run` and `approvals`, and `events`.
 
 They do over the wire what any embedder could do, and print it for a person or, with `--json`, for a machine.
 Below them stands the client; above them `espalier_local.command`, which owns the word `espalier`.
@@ -6,7 +6,18 @@ Below them stands the client; above them `espalier_local.command`, which owns th
 
 import typer
 
-from espalier_client.commands import agent, artifact, events, memory, message, run
+from espalier_client.commands import (
+    agent,
+    approvals,
+    artifact,
+    conformance,
+    events,
+    memory,
+    message,
+    providers,
+    run,
+    subject,
+)
 from espalier_client.commands.target import LocateFolder, beside_here, target_options
 
 
@@ -17,9 +28,13 @@ def app_groups(locate_folder: LocateFolder = beside_here) -> typer.Typer:
     """
     together = typer.Typer()
     groups = {"agent": agent, "run": run, "artifact": artifact, "memory": memory, "message": message}
-    for name, subject in groups.items():
-        group = subject.group()
+    groups["approvals"] = approvals
+    groups["subject"] = subject
+    groups["providers"] = providers
+    for name, commands in groups.items():
+        group = commands.group()
         group.callback()(target_options(locate_folder))
         together.add_typer(group, name=name)
     together.command("events")(events.command(locate_folder))
+    together.command("conformance")(conformance.command(locate_folder))
     return together

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 
+from espalier_client.commands import prompt as prompts
 from espalier_client.commands.listing import (
     ID_COLUMNS,
     LIMIT_DEFAULT,
@@ -18,6 +19,7 @@ from espalier_client.commands.listing import (
     moment,
     tell,
 )
+from espalier_client.commands.mcp_servers import Bearers, Servers, servers_given
 from espalier_client.commands.terminal import (
     AsJson,
     Unusable,
@@ -32,7 +34,7 @@ from espalier_client.commands.terminal import (
     show_pages,
 )
 from espalier_client.errors import ClientError
-from espalier_protocol.agent import Agent, AgentCreate, AgentList, AgentUpdate, LifecycleState
+from espalier_protocol.agent import Agent, AgentCreate, AgentList, AgentUpdate, LifecycleState, PromptPolicy
 
 DEFAULT_PROMPT = "Pursue the goal of the run. Leave what you make as artifacts, then complete."
 DEFAULTS: dict[str, Any] = {
@@ -61,6 +63,7 @@ def group() -> typer.Typer:
     app.command("list")(list_)
     for command in (create, get, update, archive, cancel):
         app.command()(command)
+    app.add_typer(prompts.group(), name="prompt")
     return app
 
 
@@ -77,10 +80,12 @@ def create(
     max_cycles: Annotated[int | None, typer.Option(help="Cycles after which a run ends.")] = None,
     tokens_per_cycle: Annotated[int | None, typer.Option(help="Tokens after which a cycle ends.")] = None,
     metadata: Annotated[str | None, typer.Option(help="An object as JSON, or a file with one.")] = None,
+    mcp_servers: Servers = None,
+    mcp_bearers: Bearers = None,
     as_json: AsJson = False,
 ) -> None:
     """Make an agent and print its id. What is not given gets a default, limits included."""
-    flags = {
+    flags: dict[str, Any] = {
         "name": name,
         "constitution": {"immutable_directives": directives, "mutable_prompt": prompt},
         "toolset": tool or None,
@@ -89,6 +94,7 @@ def create(
     }
     try:
         flags["metadata"] = document(metadata) if metadata else None
+        flags["external_mcp_servers"] = servers_given(mcp_servers, mcp_bearers)
         members = merged(merged(DEFAULTS, document(file) if file else {}), _given(flags))
         params = checked(AgentCreate, members)
     except ClientError as error:
@@ -156,10 +162,18 @@ def update(
         int | None, typer.Option(help="Tool calls after which a cycle ends.")
     ] = None,
     seconds_per_cycle: Annotated[int | None, typer.Option(help="Seconds after which a cycle ends.")] = None,
+    directives: Annotated[
+        str | None, typer.Option(help="What it must always obey; only before its first run.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="Its prompt from the next cycle on.")] = None,
+    policy: Annotated[PromptPolicy | None, typer.Option(help="Whether it may rewrite its prompt.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Change an agent. What is not given stays as it is; ceilings cannot grow while a run lives."""
     blocks = {
+        "constitution": chosen(
+            immutable_directives=directives, mutable_prompt=prompt, mutable_prompt_policy=policy
+        ),
         "ceilings": chosen(
             max_cycles=max_cycles,
             max_subagents=max_subagents,
@@ -217,6 +231,7 @@ def _facts(agent: Agent) -> list[tuple[str, str]]:
         ("budgets", _limits(agent.budgets)),
         ("live runs", f"at most {agent.max_live_runs}"),
         ("toolset", "\n".join(agent.toolset)),
+        ("servers", "\n".join(f"{server.name} {server.url}" for server in agent.external_mcp_servers)),
         ("subjects", "\n".join(agent.subject_ids)),
         ("metadata", compact(agent.metadata)),
         ("directives", prompt.immutable_directives),

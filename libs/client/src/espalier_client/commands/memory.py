@@ -29,6 +29,7 @@ from espalier_client.commands.terminal import (
     output,
     perform,
     put,
+    say,
     show_pages,
 )
 from espalier_client.errors import ClientError
@@ -40,10 +41,12 @@ from espalier_protocol.memory import (
     MemoryRecord,
     MemorySearch,
     MemoryWrite,
+    Ranking,
 )
 
 KEY_COLUMNS = 24
 SCORE_COLUMNS = len("score")
+RANKED: dict[Ranking, str] = {"text": "Ranked by words.", "semantic": "Ranked by words and meaning."}
 COLUMNS = [("record", ID_COLUMNS), ("created, UTC", TIME_COLUMNS), ("key", KEY_COLUMNS)]
 
 Root = Annotated[str, typer.Argument(metavar="AGENT", help="The id of the agent at the tree's root.")]
@@ -113,22 +116,25 @@ def search(
     *,
     root: Root,
     namespace: Namespace,
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="The words to look for.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for: words, or parts of them.")],
     limit: Annotated[int, typer.Option(min=1, max=FOUND_MAX, help="How many, best first.")] = FOUND_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """List the records that fit the words best."""
+    """List the records that fit the query best, and below the table what they were ranked by."""
     members = {"tree_root_id": root, "namespace": namespace, "query": query, "k": limit}
     try:
         params = checked(MemorySearch, members)
     except ClientError as error:
         fail(error)
     listing = Listing(output(), [("score", SCORE_COLUMNS), *COLUMNS], "value")
-    for match in perform(context, lambda client: client.memory_search(params)).items:
+    found = perform(context, lambda client: client.memory_search(params))
+    for match in found.items:
         if as_json:
             line(match)
         else:
             listing.row(f"{match.score:.2f}", *_cells(match))
+    if found.items and found.ranking is not None and not as_json:
+        say(RANKED[found.ranking])
 
 
 def delete(

@@ -1,6 +1,6 @@
 """`memory.write`, `memory.read`, `memory.search`, `memory.delete`: what the owner's trees remember."""
 
-from espalier_acts.memory import delete_memory, read_memory, search_memory, write_memory
+from espalier_acts.memory import delete_memory, meaning_of, read_memory, search_memory, write_memory
 from espalier_gateway.methods.call import Call
 from espalier_protocol.memory import (
     MemoryDelete,
@@ -16,8 +16,9 @@ from espalier_store.pool import reading, transaction
 
 
 async def write(call: Call, params: MemoryWrite) -> MemoryRecord:
+    meaning = await meaning_of(call.desk.embedder, params)
     async with transaction(call.pool) as connection:
-        return await write_memory(connection, call.owner_id, params)
+        return await write_memory(connection, call.owner_id, params, meaning=meaning)
 
 
 async def read(call: Call, params: MemoryRead) -> MemoryPage:
@@ -28,9 +29,9 @@ async def read(call: Call, params: MemoryRead) -> MemoryPage:
 
 
 async def search(call: Call, params: MemorySearch) -> MemoryFound:
+    meaning = await meaning_of(call.desk.embedder, params)
     async with transaction(call.pool) as connection:
-        found = await search_memory(connection, call.owner_id, params)
-    return MemoryFound(items=found, records=found)
+        return await search_memory(connection, call.owner_id, params, meaning)
 
 
 async def delete(call: Call, params: MemoryDelete) -> MemoryDeleted:

@@ -10,15 +10,16 @@ from espalier_protocol.message import Inbox, Message, MessageInbox, MessageList,
 from espalier_protocol.shapes import PAGE_MAX
 from espalier_store.messages import MessageFilter, get_message, get_recipient, list_messages, list_unread
 from espalier_store.paging import Page
-from espalier_store.pool import reading, transaction
+from espalier_store.pool import reading
 
 NOTHING: Final[Page[Message]] = Page([], more=False)
 
 
 async def send(call: Call, params: MessageSend) -> Message:
     order = MessageOrder(named("agt", params.to_agent_id), params.body, params.tree_root_id)
-    async with transaction(call.pool) as connection:
-        sent = await send_message(connection, call.owner_id, order)
+    async with call.creating() as creation:
+        sent = await send_message(creation.connection, call.owner_id, order)
+        await creation.keep(sent.message)
     call.desk.couriers.wake(sent.wake_id)
     return sent.message
 

@@ -1,4 +1,4 @@
-"""`run.create`, `run.get`, `run.list`, `run.cancel`, `run.continue`."""
+"""`run.create`, `run.get`, `run.list`, `run.cancel`, `run.continue`, `run.subscribe`, `run.unsubscribe`."""
 
 from typing import Final
 from uuid import UUID
@@ -7,9 +7,21 @@ import anyio
 
 from espalier_acts.runs import RunOrder, cancel_run, continue_run, create_run
 from espalier_domain.errors import NotFound
+from espalier_gateway.auth import require_scope
 from espalier_gateway.methods.call import Call, named, place, unknown_cursor
 from espalier_protocol.ids import to_wire
-from espalier_protocol.run import Run, RunCreate, RunDone, RunList, RunPage, RunRef
+from espalier_protocol.run import (
+    Run,
+    RunCreate,
+    RunDone,
+    RunList,
+    RunPage,
+    RunRef,
+    RunSubscribe,
+    RunSubscribed,
+    RunUnsubscribe,
+    RunUnsubscribed,
+)
 from espalier_store.agents import get_agent
 from espalier_store.pool import Connection, reading, transaction
 from espalier_store.runs import get_run, list_runs
@@ -20,8 +32,9 @@ LIVE: Final = ("running", "sleeping")
 
 async def create(call: Call, params: RunCreate) -> Run:
     order = RunOrder(named("agt", params.agent_id), params.goal, params.inputs, params.subject_ids)
-    async with transaction(call.pool) as connection:
-        run, written = await create_run(connection, call.owner_id, order)
+    async with call.creating() as creation:
+        run, written = await create_run(creation.connection, call.owner_id, order)
+        await creation.keep(run)
     # No other writer of this process knows the run yet, so its order needs no lock.
     call.desk.couriers.publish(written)
     call.desk.couriers.ring(written.run_id)
@@ -80,6 +93,21 @@ async def continue_(call: Call, params: RunRef) -> RunDone:
         run = await _run(connection, call, run_id)
     call.desk.couriers.ring(run_id)
     return _done(run)
+
+
+async def subscribe(call: Call, params: RunSubscribe) -> RunSubscribed:
+    """The ladder lets it pass only where there is a listener."""
+    assert call.listener is not None
+    require_scope(call.caller, "run.read")
+    run_id = named("run", params.run_id)
+    return RunSubscribed(
+        subscription_id=await call.listener.subscribe(call.caller, call.session, run_id, params.since)
+    )
+
+
+async def unsubscribe(call: Call, params: RunUnsubscribe) -> RunUnsubscribed:
+    assert call.listener is not None
+    return RunUnsubscribed(ended=call.listener.subscriptions.end(params.subscription_id))
 
 
 async def _wait_for_end(call: Call, run_id: UUID, run: Run) -> Run:

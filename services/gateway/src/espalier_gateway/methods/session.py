@@ -10,8 +10,9 @@ from espalier_protocol.errors import ErrorCode
 from espalier_protocol.ids import session_id
 from espalier_protocol.session import InitializeParams, InitializeResult, ServerInfo
 from espalier_protocol.shapes import NAME_CHARS_MAX
-from espalier_protocol.versions import SERVED_VERSIONS, choose_version
+from espalier_protocol.versions import choose_version
 from espalier_secrets import fingerprint
+from espalier_store.idempotency import KEPT_S
 from espalier_store.pool import transaction
 from espalier_store.sessions import AepSession, insert_session
 
@@ -20,11 +21,11 @@ SESSION_ID_BITS = 128
 
 async def initialize(call: Call, params: InitializeParams) -> InitializeResult:
     """The session id is a secret and answered once; only its hash is kept."""
-    chosen = choose_version(params.requested_versions)
+    chosen = choose_version(params.requested_versions, call.desk.versions)
     if chosen is None:
         message = "None of the requested versions is served here."
-        raise WireError(ErrorCode.version_mismatch, message, supported_versions=list(SERVED_VERSIONS))
-    answers = negotiate(params.requested_capabilities)
+        raise WireError(ErrorCode.version_mismatch, message, supported_versions=list(call.desk.versions))
+    answers = negotiate(params.requested_capabilities, call.desk.capabilities)
     session = AepSession(chosen, frozenset(name for name, agreed in answers.items() if agreed))
     secret = session_id(secrets.randbits(SESSION_ID_BITS))
     async with transaction(call.pool) as connection:
@@ -37,6 +38,7 @@ async def initialize(call: Call, params: InitializeParams) -> InitializeResult:
         capabilities=answers,
         session_id=secret,
         session_ttl_seconds=call.desk.session_ttl_s,
+        idempotency_ttl_seconds=KEPT_S,
     )
 
 

@@ -3,7 +3,7 @@
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from espalier_run_worker.models.endpoint import EndpointInvalid, endpoint
-from espalier_run_worker.models.model import Model
+from espalier_run_worker.models.model import OperatorModel
 from espalier_run_worker.models.plan import PlanInvalid, load_plan
 from espalier_run_worker.models.scripted import ScriptedModel
 from espalier_run_worker.settings import WorkerSettings
@@ -12,7 +12,7 @@ SETTINGS_ERRORS = (PlanInvalid, EndpointInvalid)
 """What `open_model` raises, each one sentence for the operator."""
 
 
-def open_model(settings: WorkerSettings) -> AbstractAsyncContextManager[Model]:
+def open_model(settings: WorkerSettings) -> AbstractAsyncContextManager[OperatorModel]:
     """The chosen model, to be entered in the event loop that asks it."""
     if not settings.model:
         plan = load_plan(settings.script) if settings.script else None

@@ -38,6 +38,15 @@ class ModelRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """What a provider is told of a request: it knows nothing of runs."""
+
+    messages: tuple[ModelMessage, ...]
+    tools: tuple[ToolDefinition, ...]
+    tokens_max: int
+
+
+@dataclass(frozen=True, slots=True)
 class WantedCall:
     name: str
     args: dict[str, Any]
@@ -71,4 +80,10 @@ class ModelFault(Exception):
 class Model(Protocol):
     async def answer(self, request: ModelRequest) -> ModelAnswer:
         """One answer. Raises ModelFault; may be cancelled at any await, and is not asked again for it."""
+        ...
+
+
+class OperatorModel(Model, Protocol):
+    def named(self, model: str) -> Model:
+        """Another model at the same place; the same one where there is only one."""
         ...

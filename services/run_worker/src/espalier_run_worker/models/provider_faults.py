@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+import httpcore2
 from openai import APIStatusError
 from pydantic_ai.exceptions import (
     ModelAPIError,
@@ -22,6 +23,7 @@ from pydantic_ai.exceptions import (
     ModelTimeoutError,
 )
 
+from espalier_egress import EgressError, EgressRefused, EgressTooLarge, EgressTooSlow, EgressUnreachable
 from espalier_run_worker.models.model import ModelFault
 
 DETAIL_CHARS_MAX: Final = 200
@@ -38,6 +40,14 @@ KINDS: Final[tuple[tuple[type[ModelAPIError], str, bool], ...]] = (
     (ModelTimeoutError, "timeout", True),
     (ModelConnectionError, "unreachable", True),
 )
+# What the way out says of an address that somebody else chose; its sentences name none.
+REFUSED_ADDRESS: Final = ("address_refused", False)
+EGRESS: Final[dict[type[EgressError], tuple[str, bool]]] = {
+    EgressRefused: REFUSED_ADDRESS,
+    EgressUnreachable: ("unreachable", True),
+    EgressTooSlow: ("timeout", True),
+    EgressTooLarge: ("answer_too_large", True),
+}
 STATUSES: Final[dict[int, tuple[str, bool]]] = {
     401: ("unauthorized", False),
     402: ("quota_exhausted", False),
@@ -55,6 +65,9 @@ OTHER_BELOW: Final = ("refused", False)
 REDIRECTED: Final = ("redirected", False)
 UNREADABLE: Final = ("unreadable_answer", True)
 
+NO_CONNECTION: Final = (httpcore2.ConnectError, httpcore2.ConnectTimeout)
+CAUSES_MAX: Final = 8
+
 _CODE: Final = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 
@@ -64,7 +77,7 @@ class ProviderFaults:
     def __init__(self, secrets: tuple[str, ...]) -> None:
         self._secrets = secrets
 
-    def of(self, error: ModelAPIError, tokens_max: int) -> ModelFault:
+    def of(self, error: ModelAPIError | EgressError, tokens_max: int) -> ModelFault:
         """The fault that an SDK's error means; one after which nobody knows the cost costs `tokens_max`."""
         word, retryable = _meaning(error)
         refused = isinstance(error, ModelHTTPError) or _redirected(error) or _never_sent(error)
@@ -72,14 +85,14 @@ class ProviderFaults:
             self._reason(word, error),
             retryable=retryable,
             tokens=0 if refused else tokens_max,
-            retry_after_s=error.retry_after,
+            retry_after_s=error.retry_after if isinstance(error, ModelAPIError) else None,
         )
 
-    def _reason(self, word: str, error: ModelAPIError) -> str:
+    def _reason(self, word: str, error: ModelAPIError | EgressError) -> str:
         detail = "".join(self._details(error))[:DETAIL_CHARS_MAX].rstrip()
         return f"{word}: {detail}" if detail else word
 
-    def _details(self, error: ModelAPIError) -> Iterator[str]:
+    def _details(self, error: ModelAPIError | EgressError) -> Iterator[str]:
         if isinstance(error, ModelHTTPError):
             yield str(error.status_code)
             code = _code(error)
@@ -88,6 +101,8 @@ class ProviderFaults:
             # About a key that was refused, providers like to say which one it was.
             if not isinstance(error, ModelAuthenticationError) and (text := self._told(error.body)):
                 yield f", {text}"
+        elif isinstance(met := _on_the_way_out(error), EgressRefused):
+            yield str(met)
         elif isinstance(error, ModelConnectionError) and error.phase:
             yield f"at {error.phase}"
 
@@ -102,7 +117,9 @@ class ProviderFaults:
         return not any(part in text for secret in self._secrets for part in _parts(secret))
 
 
-def _meaning(error: ModelAPIError) -> tuple[str, bool]:
+def _meaning(error: ModelAPIError | EgressError) -> tuple[str, bool]:
+    if met := _on_the_way_out(error):
+        return EGRESS[type(met)]
     for kind, word, retryable in KINDS:
         if isinstance(error, kind):
             return word, retryable
@@ -118,13 +135,25 @@ def _code(error: ModelHTTPError) -> str:
     return code if code and not code.isdigit() else error.provider_error_type or ""
 
 
-def _redirected(error: ModelAPIError) -> bool:
+def _redirected(error: ModelAPIError | EgressError) -> bool:
     """The SDK has no class of its own for a status below 400 that is no success."""
     return not isinstance(error, ModelHTTPError) and isinstance(error.__cause__, APIStatusError)
 
 
-def _never_sent(error: ModelAPIError) -> bool:
+def _never_sent(error: ModelAPIError | EgressError) -> bool:
+    if met := _on_the_way_out(error):
+        return isinstance(met, EgressRefused) or isinstance(met.__cause__, NO_CONNECTION)
     return isinstance(error, ModelConnectionError) and error.phase in ("pool", "connect")
+
+
+def _on_the_way_out(error: BaseException) -> EgressError | None:
+    """The SDKs chain what their client raised."""
+    met: BaseException | None = error
+    for _ in range(CAUSES_MAX):
+        if met is None or isinstance(met, EgressError):
+            return met
+        met = met.__cause__
+    return None
 
 
 def _parts(secret: str) -> Iterator[str]:

@@ -51,6 +51,10 @@ class ScriptedModel:
         self._own_plan = plan or default_plan()
         self._plans_from_wire = plans_from_wire
 
+    def named(self, _: str) -> "ScriptedModel":
+        """Plans know no models."""
+        return self
+
     async def answer(self, request: ModelRequest) -> ModelAnswer:
         plan = await self._plan(request.run)
         planned = plan.at(request.progress.answers)

@@ -14,7 +14,7 @@ from espalier_run_worker.models.model import ToolDefinition
 from espalier_run_worker.self_tools.tool import SelfTool, ToolRefused, Under, object_schema
 from espalier_store.messages import TakenMessage
 
-NOBODY: Final = "tool_not_found: there is no agent with this id"
+NOBODY: Final = "there is no agent with this id"
 
 
 async def _send_message(under: Under, args: dict[str, Any]) -> str:
@@ -26,16 +26,18 @@ async def _send_message(under: Under, args: dict[str, Any]) -> str:
         case _:
             raise ToolRefused("send_message takes to_agent_id (an agent's id) and body (any JSON value).")
     if to_agent_id is None:
-        raise ToolRefused(NOBODY)
-    order = MessageOrder(to_agent_id, body, facts.root_agent_id, from_agent_id=run.agent_id)
+        raise ToolRefused(NOBODY, symbol="tool_not_found")
+    order = MessageOrder(
+        to_agent_id, body, facts.root_agent_id, from_agent_id=run.agent_id, from_run_id=run.run_id
+    )
     try:
         sent = await send_message(under.draft.connection, run.owner_id, order)
     except NotFound as error:
-        raise ToolRefused(NOBODY) from error
+        raise ToolRefused(NOBODY, symbol="tool_not_found") from error
     except TreeBoundary as error:
-        raise ToolRefused(f"tree_boundary_violation: {error.reason}") from error
+        raise ToolRefused(error.reason, symbol="tree_boundary_violation") from error
     except LifecycleConflict as error:
-        raise ToolRefused(f"lifecycle_conflict: {error.reason}") from error
+        raise ToolRefused(error.reason, symbol="lifecycle_conflict") from error
     except InvalidInput as error:
         raise ToolRefused(f"send_message: {error.field} {error.reason}") from error
     under.entries.append(MessageSent(sent.message.id, sent.message.to_agent_id))
@@ -46,7 +48,12 @@ async def _send_message(under: Under, args: dict[str, Any]) -> str:
 async def _inbox_read(under: Under, args: dict[str, Any]) -> str:
     if args:
         raise ToolRefused("inbox_read takes no arguments.")
-    entry, taken = await read_inbox(under.draft.connection, under.draft.run)
+    connection = under.draft.connection
+    try:
+        async with connection.transaction():
+            entry, taken = await read_inbox(connection, under.draft.run)
+    except LifecycleConflict as error:
+        raise ToolRefused(f"lifecycle_conflict: {error.reason}") from error
     under.entries.append(entry)
     return orjson.dumps({"messages": [_shown(each) for each in taken]}).decode()
 
@@ -59,6 +66,16 @@ def _shown(message: TakenMessage) -> dict[str, Any]:
         "sent_at": timestamp(message.sent_at),
     }
 
+
+INBOX_READ: Final = SelfTool(
+    ToolDefinition(
+        "inbox_read",
+        "Read the messages that came for you and that you have not read, oldest first.",
+        object_schema([]),
+    ),
+    _inbox_read,
+)
+"""Offered to whoever spawns, too: a helper's result comes as a message."""
 
 TOOLS: Final[tuple[SelfTool, ...]] = (
     SelfTool(
@@ -73,12 +90,5 @@ TOOLS: Final[tuple[SelfTool, ...]] = (
         ),
         _send_message,
     ),
-    SelfTool(
-        ToolDefinition(
-            "inbox_read",
-            "Read the messages that came for you and that you have not read, oldest first.",
-            object_schema([]),
-        ),
-        _inbox_read,
-    ),
+    INBOX_READ,
 )

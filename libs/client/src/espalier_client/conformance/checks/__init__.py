@@ -1,0 +1,1 @@
+"""The checks: one function for each requirement, `<group>_<number>_<words>`, in a file for each subject."""
