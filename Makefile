@@ -31,7 +31,7 @@ EXPORT = $(BIN)/uv export --quiet --frozen --format requirements-txt --all-packa
 # package registry. More hashes are no difference: projects add files to versions that are already out.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo check test test-all bench docs lock clean FORCE
+.PHONY: help setup up demo check test test-all interop conformance mutants bench docs lock clean FORCE
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -64,6 +64,17 @@ test: $(STAMP) ## all tests but the slow ones
 test-all: $(STAMP) ## all tests
 	$(BIN)/pytest -n $(JOBS)
 
+interop: $(STAMP) ## drive the runtime with the published client and with other people's
+	$(BIN)/pytest -n $(JOBS) tests/contract tests/interop
+
+conformance: export CONFORMANCE_ONLY = $(value ONLY)
+conformance: $(STAMP) ## hold three fresh runtimes to AEP (ONLY=full, minimal or independent takes one)
+	@$(BIN)/python -m tests.conformance "$$CONFORMANCE_ONLY"
+
+mutants: export MUTANTS_ONLY = $(value ONLY)
+mutants: $(STAMP) ## take one guard at a time from a copy; the kit must find each out (ONLY="words of its name")
+	@$(BIN)/python -m tests.mutants "$$MUTANTS_ONLY"
+
 bench: export BENCH_ONLY = $(value ONLY)
 bench: export BENCH_OUT = $(value OUT)
 bench: $(STAMP) ## measure this machine's runtime (ONLY=noop,idle chooses, OUT=file keeps the tables)
@@ -71,6 +82,7 @@ bench: $(STAMP) ## measure this machine's runtime (ONLY=noop,idle chooses, OUT=f
 
 docs: $(STAMP) ## rewrite the pages that are generated from the code
 	$(BIN)/python -m espalier_local.settings_table > docs/settings.md
+	$(BIN)/python -m espalier_local.protocol_pages docs/protocol
 
 # Works on the stamp's environment even when the lock is what is being repaired.
 lock: | $(BIN)/uv ## rewrite requirements.lock; pins stay (UPGRADE="name ..." moves some, UPGRADE=all everything)
