@@ -32,6 +32,8 @@ from tests.integration.wire_runs import uuid
 
 from espalier_acts.log import append_entries, lines_of
 from espalier_acts.messages import wake_for_message
+from espalier_acts.runs import cancel_run
+from espalier_acts.subjects import admit_subjects, begin_erasure, erase_a_part
 from espalier_client.client import AepClient
 from espalier_domain.journal import ModelAnswered, RunCreated, ToolCall
 from espalier_domain.progress import Progress, apply
@@ -49,6 +51,7 @@ from espalier_run_worker.tool_calls import run_calls
 from espalier_store.ids import new_id
 from espalier_store.pool import Pool, PostgresSettings, open_pool, transaction
 from espalier_store.runs import lock_run
+from espalier_store.subjects import tag_run
 from espalier_store.trees import NewChild
 from espalier_store.trees import spawn as spawn_row
 
@@ -438,7 +441,8 @@ async def test_a_tree_whose_workers_are_killed_ends_as_if_they_were_not(
 
     async def has_heard_all() -> Any:
         row = await row_of(pool, run.id)
-        return row if row["wait_reason"] == "timer" else None  # nobody is left whom it could wait for
+        unread = await pool.fetchval("select count(*) from messages where read_at is null")
+        return row if row["state"] == "sleeping" and not unread else None
 
     row = await until(has_heard_all)
     assert 2 <= row["cycle_count"] <= 4, "three ends, of which several may be heard in one cycle"
@@ -493,3 +497,47 @@ async def test_a_run_of_a_tree_is_never_ended_by_a_statement_that_could_lose_wha
             )  # fmt: skip
         assert written is None
     assert await pool.fetchval("select count(*) from runs where ended_at is null") == 2
+
+
+async def test_a_spawner_that_read_the_end_before_the_wake_goes_on_when_its_cycles_are_back(
+    client: AepClient, worker: Service, pool: Pool
+) -> None:
+    """The wake finds nothing unread and wakes nobody: whoever waits for headroom looks again."""
+    agent = await make_spawner(client, ceilings={"max_cycles": 5})
+    helper = spawn([SLEEPS], ceilings={"max_cycles": 4})
+    reads = {"calls": [READ, {"tool": "continue_now"}], "delay_s": 2.0}
+    run = await start_run(client, [{"calls": [helper]}, reads, DONE], agent.id)
+
+    (child,) = await until(lambda: children(pool, run.id))
+    await asleep(pool, to_wire("run", child["id"]), cycles=1)
+    async with transaction(pool) as connection:  # whoever does this dies right after, and a sweeper wakes
+        assert await cancel_run(connection, child["owner_id"], child["id"])
+    row = await ended(pool, run.id)
+
+    assert row["state"] == "complete"
+    assert len(await entries_of(pool, run.id, "inbox_read")) == 1
+
+
+async def test_a_helper_whose_spawner_has_been_erased_is_ended_like_any_other(
+    client: AepClient, worker: Service, pool: Pool, owner_id: UUID
+) -> None:
+    agent = await make_spawner(client)
+    run = await start_run(client, [{"calls": [spawn([SLEEPS, DONE])]}, WAITS, DONE], agent.id)
+    (child,) = await until(lambda: children(pool, run.id))
+    await asleep(pool, to_wire("run", child["id"]), cycles=1)
+    await asleep(pool, run.id, cycles=1)
+    async with transaction(pool) as connection:
+        await admit_subjects(connection, owner_id, ["S"])
+        await tag_run(connection, owner_id, uuid("run", run.id), ["S"])
+    async with transaction(pool) as connection:
+        begun = await begin_erasure(connection, owner_id, "S", "hard_delete")
+        await cancel_run(connection, owner_id, uuid("run", run.id))
+
+    more = True
+    while more:
+        async with transaction(pool) as connection:
+            more = await erase_a_part(connection, owner_id, begun.erasure)
+    row = await ended(pool, to_wire("run", child["id"]))
+
+    assert row["state"] == "cancelled"
+    assert await pool.fetchval("select count(*) from runs where id = $1", uuid("run", run.id)) == 0

@@ -506,6 +506,17 @@ async def erase_lines(connection: Connection, owner_id: UUID, run_id: UUID, mode
     return max(parts) < LOG_ROWS_MAX
 
 
+WAKES_FOR_SPAWNERS = """
+select o.id from outbox o join runs r on r.owner_id = o.owner_id and r.id = o.child_run_id
+where o.owner_id = $1 and o.kind = 'wake' and $2 = any (r.subject_ids) order by o.id
+"""
+
+
+async def wakes_for_spawners(connection: Connection, owner_id: UUID, subject_id: str) -> list[int]:
+    """Rows of the outbox that promise to tell a spawner of the end of a run that knows the subject."""
+    return [row["id"] for row in await connection.fetch(WAKES_FOR_SPAWNERS, owner_id, subject_id)]
+
+
 DELETE_PROMISES = "delete from outbox where owner_id = $1 and run_id = $2 and kind = 'publish'"
 DELETE_RUN = "delete from runs where owner_id = $1 and id = $2"
 REDACT_RUN = f"update runs set {SET['runs']}, erased_at = clock_timestamp() where owner_id = $1 and id = $2"

@@ -16,7 +16,7 @@ from espalier_domain.run import Standing
 from espalier_protocol.agent import Ceilings
 from espalier_protocol.run import Run
 from espalier_store.pool import Connection
-from espalier_store.runs import HAS_CHILDREN, LockedRun, read_run
+from espalier_store.runs import HAS_CHILDREN, OWED_CYCLES, LockedRun, read_run
 
 APPEND = """
 entries as (
@@ -158,6 +158,8 @@ with held as (
             when $7::text <> 'sleeping' then due_at
             when $9::boolean and wake_seq > coalesce($13::bigint, wake_seen) then moment
             when $8::text = 'child' and not $9::boolean and not {HAS_CHILDREN.format(run="runs")} then moment
+            when $8::text = 'child' and not $9::boolean and {OWED_CYCLES.format(run="runs")}
+                then least(wall_at, moment + interval '1 second')
             else least(wall_at, greatest(
                 coalesce($10::timestamptz, moment + make_interval(secs => $11::float8), 'infinity'),
                 moment + interval '1 second'))

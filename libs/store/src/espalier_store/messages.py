@@ -258,7 +258,7 @@ AWAIT_NEW_RUNS = "select from agents where owner_id = $1 and id = $2 for share"
 async def await_new_runs(connection: Connection, owner_id: UUID, agent_id: UUID) -> None:
     """Wait for runs of the agent that are being created: they hold the agent until they can be seen.
 
-    One that is created later sees every message that is there now.
+    One that is created later can read every message that is there now.
     """
     await connection.execute(AWAIT_NEW_RUNS, owner_id, agent_id)
 

@@ -100,6 +100,13 @@ HAS_CHILDREN = """
 """
 """Whether a child of the run lives, or has ended and its spawner is still to be woken for it."""
 
+OWED_CYCLES = """
+exists (
+    select from runs c join outbox o on o.owner_id = c.owner_id and o.kind = 'wake' and o.child_run_id = c.id
+    where c.owner_id = {run}.owner_id and c.parent_id = {run}.id)
+"""
+"""Whether a child has ended whose wake is still to return what it did not use; it may wake nobody."""
+
 ABOVE = """
 case when r.parent_id is not null then (
     with recursive above as (
@@ -113,7 +120,7 @@ case when r.parent_id is not null then (
     from above join agents spawner on spawner.owner_id = above.owner_id and spawner.id = above.agent_id
 ) end
 """
-"""What binds a run from above: at most DEPTH_MAX rows."""
+"""What binds a run from above: at most DEPTH_MAX rows. Nothing does any more once these have been erased."""
 
 GIVEN = f"""
 r.cycles_granted, {HAS_CHILDREN.format(run="r")} as children, {ABOVE} as above,
@@ -248,7 +255,7 @@ async def wake_run(connection: Connection, owner_id: UUID, run_id: UUID) -> None
 
 
 def _facts(run_id: UUID, row: asyncpg.Record) -> RunFacts:
-    above = row["above"] or {"budgets": [], "overdrawn": False}
+    above = row["above"] or {}
     return RunFacts(
         run_id=to_wire("run", run_id),
         agent_id=to_wire("agt", row["agent_id"]),
@@ -263,11 +270,11 @@ def _facts(run_id: UUID, row: asyncpg.Record) -> RunFacts:
         inputs=row["inputs"],
         agent_metadata=row["metadata"],
         ceilings=_ceilings(row),
-        budgets=least(Budgets(**row["budgets"]), [Budgets(**each) for each in above["budgets"]]),
+        budgets=least(Budgets(**row["budgets"]), [Budgets(**each) for each in above.get("budgets") or ()]),
         runner=_runner(row),
         cycles_granted=row["cycles_granted"],
         children=row["children"],
-        overdrawn=above["overdrawn"],
+        overdrawn=bool(above.get("overdrawn")),
     )
 
 

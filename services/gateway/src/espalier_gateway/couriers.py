@@ -28,6 +28,9 @@ WAKERS: Final = 2
 CLEAR_WAIT_S: Final = 2.0
 CLEAR_AGAIN_MS: Final = 1000
 
+NOT_TAKEN: Final = (anyio.WouldBlock, anyio.ClosedResourceError, anyio.BrokenResourceError)
+"""The queue is full, or the process stops: workers and sweepers find in Postgres what is to be done."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -55,14 +58,14 @@ class Couriers:
     def ring(self, run_id: UUID) -> None:
         try:
             self._send.send_nowait(run_id)
-        except anyio.WouldBlock:
+        except NOT_TAKEN:
             log.warning("couriers.rings_full", run_id=str(run_id))
 
     def wake(self, outbox_id: int) -> None:
         """Carry out the wake that a committed row of the outbox promises."""
         try:
             self._to_wake.send_nowait(outbox_id)
-        except anyio.WouldBlock:
+        except NOT_TAKEN:
             log.warning("couriers.wakes_full", outbox_id=outbox_id)
 
     async def clear_streams(self, run_ids: Sequence[UUID]) -> None:

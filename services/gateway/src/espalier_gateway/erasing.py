@@ -12,6 +12,7 @@ from uuid import UUID
 import anyio
 import structlog
 
+from espalier_acts.messages import wake_for_message
 from espalier_acts.runs import cancel_run
 from espalier_acts.subjects import (
     ask_runs_to_end,
@@ -20,11 +21,11 @@ from espalier_acts.subjects import (
     erase_a_part,
     manifest,
 )
-from espalier_domain.errors import LeaseLost, LifecycleConflict, NotFound, Unavailable
+from espalier_domain.errors import Conflicted, LeaseLost, LifecycleConflict, NotFound, Unavailable
 from espalier_gateway.methods.call import Desk
 from espalier_protocol.ids import from_wire
 from espalier_protocol.subject import ErasureManifest, ErasureMode
-from espalier_store.erasure import Erasure, erased_runs
+from espalier_store.erasure import Erasure, erased_runs, wakes_for_spawners
 from espalier_store.pool import reading, transaction
 
 GRACE_S: Final = 0.5
@@ -36,6 +37,9 @@ STOPS_MAX: Final = 20
 
 STREAMS_AT_ONCE: Final = 100
 AGAIN_MS: Final = 500
+CONFLICTS_MAX: Final = 5
+"""Parts that stood in the way of a step, or a step in theirs, and are done again."""
+
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +53,7 @@ async def erase_subject(desk: Desk, owner_id: UUID, subject_id: str, mode: Erasu
         begun = await begin_erasure(connection, owner_id, subject_id, mode)
     if not begun.held:
         await _stop_runs(desk, owner_id, subject_id)
+        await _wake_spawners(desk, owner_id, subject_id)
         await _erase_rows(desk, owner_id, begun.erasure)
         await _clear_streams(desk, owner_id, begun.erasure)
         async with transaction(desk.pool) as connection:
@@ -58,10 +63,26 @@ async def erase_subject(desk: Desk, owner_id: UUID, subject_id: str, mode: Erasu
 
 
 async def _erase_rows(desk: Desk, owner_id: UUID, erasure: Erasure) -> None:
-    more = True
+    more, conflicts = True, 0
     while more:  # bounded by what is tagged: nothing new can be
+        try:
+            async with transaction(desk.pool) as connection:
+                more = await erase_a_part(connection, owner_id, erasure)
+        except Conflicted:
+            conflicts += 1
+            if conflicts > CONFLICTS_MAX:
+                raise
+
+
+async def _wake_spawners(desk: Desk, owner_id: UUID, subject_id: str) -> None:
+    """Give back what ended helpers did not use while their rows still tell how much that is."""
+    async with reading(desk.pool) as connection:
+        promised = await wakes_for_spawners(connection, owner_id, subject_id)
+    for wake_id in promised:
         async with transaction(desk.pool) as connection:
-            more = await erase_a_part(connection, owner_id, erasure)
+            woken = await wake_for_message(connection, wake_id)
+        if woken is not None:
+            desk.couriers.ring(woken)
 
 
 async def _stop_runs(desk: Desk, owner_id: UUID, subject_id: str) -> None:
