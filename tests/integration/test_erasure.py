@@ -236,7 +236,7 @@ async def plant(runtime: Runtime) -> None:
     await runtime.until(await wire.run(agent_id, inputs=done), "complete")
     fails = plan({"fault": {"reason": canary, "retryable": False}})
     await runtime.until(await wire.run(agent_id, inputs=fails), "error")
-    await wire.call("message.send", to_agent_id=agent_id, body={canary: canary})
+    await created(runtime, "message.send", to_agent_id=agent_id, body={canary: canary})
     await ask_a_person(runtime)
     await spread_to_a_stranger(runtime)
 

@@ -136,6 +136,16 @@ async def test_an_update_keeps_the_credential_of_a_server_that_stays_where_it_is
     assert changed["updated_at"] > before["updated_at"]
 
 
+async def test_a_server_that_is_spelled_anew_is_known_by_its_new_name(wire: Wire, pool: Pool) -> None:
+    agent_id = await attached(wire, SMOKE)
+    anew = named("Smoke Server", auth={"bearer": "another-canary"})
+    await servers_after(wire, agent_id, anew)
+    assert await servers_after(wire, agent_id, named("Smoke Server"))
+    (row,) = (await rows_of(pool, agent_id)).values()
+    assert (row["slug"], row["name"]) == ("smoke_server", "Smoke Server")
+    assert opened(row) == McpServerAuth(bearer="another-canary")
+
+
 @pytest.mark.parametrize(
     "change",
     [{"url": "https://elsewhere.invalid/mcp"}, {"auth": None}, {"auth": {}}, {"auth": {"headers": {}}}],

@@ -18,7 +18,7 @@ from espalier_domain.journal import ToolCall
 from espalier_domain.run import BoundProvider
 from espalier_egress import EgressSettings, open_egress
 from espalier_protocol.provider import ProviderKind
-from espalier_run_worker.models.bound import BASE_URLS, Providers
+from espalier_run_worker.models.bound import BASE_URLS, CREDENTIALS, Providers
 from espalier_run_worker.models.model import ModelAnswer, ModelFault, Question, ToolDefinition, WantedCall
 from espalier_secrets.sealing import new_sealing_key, place_of, sealer
 
@@ -150,7 +150,7 @@ async def test_anthropic_is_asked_on_its_own_wire_and_understood() -> None:
 
     assert answer == ModelAnswer("hello", (WantedCall("mcp.git.git_log", {"n": 2}),), 100)
     assert server.heads[0].startswith("POST /v1/messages")
-    assert server.headers()["authorization"] == f"Bearer {KEY}"
+    assert (server.headers()["x-api-key"], "authorization" in server.headers()) == (KEY, False)
     assert server.headers()["anthropic-version"]
     (told,) = server.bodies
     assert (told["model"], told["max_tokens"] > 0) == ("small", True)
@@ -209,7 +209,8 @@ async def test_nothing_of_the_operators_environment_reaches_a_provider(
     async with serving(message(SAID) if kind == "anthropic" else completion("hello")) as server:
         answer = await asked(kind, server)
     assert answer.text == "hello"
-    assert server.headers()["authorization"] == f"Bearer {KEY}"
+    name, value = CREDENTIALS[kind](KEY)
+    assert server.headers()[name] == value
     assert "canary" not in "".join(server.heads) + json.dumps(server.bodies)
     assert len(server.heads) == 1
 

@@ -93,7 +93,9 @@ async def _settle_call(
     if agent.lifecycle_state in ("cancelled", "archived"):
         return Resolved(written)  # it reads nothing any more
     assert isinstance(approval.about, CallInQuestion)
-    order = MessageOrder(question.agent_id, _message(approval.about, answer))
+    order = MessageOrder(
+        question.agent_id, _message(approval.about, answer), from_run_id=question.run_id
+    )  # it is about whom the run knows of
     return Resolved(written, (await send_message(connection, owner_id, order)).wake_id)
 
 

@@ -126,6 +126,7 @@ class BundleReader:
         self._subject_id = ""
         self._ids: dict[str, UUID] = {}
         self._here: set[UUID] = set()
+        self._roots: set[str] = set()
         self._counts = dict.fromkeys((kind for kind, _, _ in KINDS), 0)
         self._place = -1
         self._artifact: _OpenArtifact | None = None
@@ -152,6 +153,8 @@ class BundleReader:
         """What is there now. Raises InvalidInput when the last line is missing."""
         if not self._ended:
             raise _bad("ends in the middle: its last line is missing")
+        for root in self._roots:
+            await self._agent(root)
         ids = {old: to_wire(_PREFIX_OF[old[:3]], new) for old, new in self._ids.items()}
         return SubjectImported(subject_id=self._subject_id, counts=SubjectCounts(**self._counts), ids=ids)
 
@@ -199,6 +202,7 @@ class BundleReader:
         given = ("name", "constitution", "toolset", "ceilings", "budgets", "metadata", "max_live_runs")
         wanted = AgentCreate.model_validate({name: record[name] for name in given})
         parent = record.get("parent_agent_id")
+        self._roots.add(record["root_agent_id"])
         closed = record.get("lifecycle_state")
         agent = NewAgent(
             self._new("agt", record["id"]),
@@ -283,13 +287,12 @@ class BundleReader:
         if len(diff) > 4 * TEXT_CHARS_MAX or len(reason) > TEXT_CHARS_MAX:
             raise ValueError("too large")
         _checked_text(diff, reason)
-        approver = record.get("approved_by")
         entry = NewHistoryEntry(
             self._new("phe", record["id"]),
             await self._agent(record["agent_id"]),
             diff,
             reason,
-            approver if approver is not None and from_wire("key", approver) else None,
+            None,  # whoever it was, it was no key of this owner
             [self._subject_id],
             _moment(record["applied_at"]),
         )

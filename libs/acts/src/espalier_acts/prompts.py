@@ -155,6 +155,8 @@ async def resolve_change(
         raise LifecycleConflict(f"The change was {change.state} already.")
     if approve and change.base_no != prompt.number:
         raise LifecycleConflict("The prompt was changed since this change was made; it can only be rejected.")
+    if change.run_id is not None:  # whichever run is told of the outcome
+        await spread_to_siblings(connection, owner_id, agent_id, change.run_id)
     entry_id = await _apply(connection, owner_id, agent_id, change, by) if approve else None
     await close_change(connection, owner_id, change_id, "applied" if approve else "rejected")
     resolution: Literal["approve", "deny"] = "approve" if approve else "deny"
@@ -203,8 +205,6 @@ async def _ask(connection: Connection, run: LockedRun, new: NewChange) -> Queued
 async def _apply(
     connection: Connection, owner_id: UUID, agent_id: UUID, change: PromptChange, by: str
 ) -> UUID:
-    if change.run_id is not None:
-        await spread_to_siblings(connection, owner_id, agent_id, change.run_id)
     new = NewPrompt(new_id(), change.proposal, change.diff, change.reason, by, change.run_id)
     await set_prompt(connection, owner_id, agent_id, new)
     return new.entry_id

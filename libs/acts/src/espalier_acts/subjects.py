@@ -258,10 +258,15 @@ async def erase_a_part(connection: Connection, owner_id: UUID, erasure: Erasure)
     for erase in WHAT_IS_LEFT:
         if not erased and not more:
             erased = await erase(connection, owner_id, erasure.subject_id, erasure.mode)
-    created = [each.record_id for each in erased if each.kind in ("agent", "run")]
-    await forget_answers(connection, owner_id, created)
+    await forget_answers(connection, owner_id, [each.record_id for each in erased if _was_created(each)])
     await note_erased(connection, owner_id, erasure.erasure_id, erased)
     return more or bool(erased)
+
+
+def _was_created(each: Erased) -> bool:
+    """Whether the record's own words are gone, which the kept answer to its create still holds."""
+    gone = each.action in ("deleted", "redacted") and each.reason != "prompt_only"
+    return gone and each.kind in ("agent", "run", "message")
 
 
 async def end_erasure(connection: Connection, owner_id: UUID, erasure: Erasure) -> ErasureManifest:
@@ -314,6 +319,7 @@ async def _erase_runs(connection: Connection, owner_id: UUID, erasure: Erasure) 
 Erase = Callable[[Connection, UUID, str, ErasureMode], Awaitable[list[Erased]]]
 
 WHAT_RUNS_TELL_OF: Final[tuple[Erase, ...]] = (
+    erase_prompts,  # first: a change of the prompt that this waits for puts the old one into the history
     erase_artifacts,
     erase_memory,
     erase_messages,
@@ -322,4 +328,4 @@ WHAT_RUNS_TELL_OF: Final[tuple[Erase, ...]] = (
 )
 """What is erased before runs and agents: these tell whose some of it is."""
 
-WHAT_IS_LEFT: Final[tuple[Erase, ...]] = (erase_prompts, erase_agents, strip_runs, strip_records)
+WHAT_IS_LEFT: Final[tuple[Erase, ...]] = (erase_agents, strip_runs, strip_records)

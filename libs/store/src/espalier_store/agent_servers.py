@@ -25,6 +25,7 @@ PUT_SERVER = """
 insert into agent_servers (agent_id, slug, owner_id, name, url, sealed_auth, place)
 values ($2, $3, $1, $4, $5, $6, $7)
 on conflict (agent_id, slug) do update set
+    name = excluded.name,
     url = excluded.url,
     sealed_auth = case when $8 then agent_servers.sealed_auth else excluded.sealed_auth end,
     place = excluded.place,

@@ -39,6 +39,13 @@ TOLD: Final = {
 }
 """The headers that a provider is sent. SDKs also take some from the environment, which is the operator's."""
 
+CREDENTIALS: Final[dict[ProviderKind, Callable[[str], tuple[str, str]]]] = {
+    "openai_compat": lambda key: ("authorization", f"Bearer {key}"),
+    "anthropic": lambda key: ("x-api-key", key),
+    "gemini": lambda key: ("authorization", f"Bearer {key}"),
+}
+"""How each takes its key."""
+
 SWITCHED_OFF: Final = "runner_off: this runtime does not let agents bring their own models"
 
 Make: TypeAlias = "Callable[[Endpoint, httpx2.AsyncClient], SdkModel]"
@@ -61,7 +68,7 @@ class Providers:
             http = self._egress.checked_client(base_url, body_bytes_max=ANSWER_BYTES_MAX)
         except EgressRefused as refused:
             raise ModelFault(f"address_refused: {refused}", retryable=False) from refused
-        http.event_hooks = {"request": [partial(_tell_no_more, key)]}
+        http.event_hooks = {"request": [partial(_tell_no_more, CREDENTIALS[provider.kind](key))]}
         async with http:
             yield make(Endpoint(model, base_url, key), http)
 
@@ -111,8 +118,9 @@ def _maker(kind: ProviderKind) -> Make:
     return openai_compatible
 
 
-async def _tell_no_more(key: str, request: httpx2.Request) -> None:
+async def _tell_no_more(credential: tuple[str, str], request: httpx2.Request) -> None:
     """Of the headers only those that are needed, and no credential but the provider's own."""
     for name in set(request.headers) - TOLD:
         del request.headers[name]
-    request.headers["authorization"] = f"Bearer {key}"
+    name, value = credential
+    request.headers[name] = value
