@@ -10,6 +10,7 @@ from tests.integration.tools import Ledger, calls, record
 
 from espalier_client.client import AepClient
 from espalier_protocol.agent import AgentCreate, AgentUpdate, Budgets, Ceilings, Constitution
+from espalier_protocol.approval import ApprovalResolve
 from espalier_protocol.ids import from_wire
 from espalier_protocol.memory import MemoryWrite
 from espalier_protocol.run import Run, RunCreate
@@ -199,3 +200,29 @@ async def test_an_embedders_own_prompt_is_about_nobody(client: AepClient, pool: 
     assert (await client.agent_get(agent_id)).constitution.mutable_prompt == "be brief"
     left = await pool.fetch("select diff from prompt_history where agent_id = $1", from_wire("agt", agent_id))
     assert "tea" not in str(left), "what was there before stands in the diff of the embedder's change too"
+
+
+async def test_whoever_is_told_of_a_rejected_change_knows_whom_its_words_are_about(
+    client: AepClient, pool: Pool
+) -> None:
+    """The run that proposed it has ended; another one of the agent is told instead."""
+    policy = Constitution(
+        immutable_directives="", mutable_prompt="", mutable_prompt_policy="approval_required"
+    )
+    agent_id = await agent_of(client, constitution=policy)
+    await tagged_memory(client, agent_id)
+    asleep = {"answers": [calls(("sleep", {"duration_seconds": 3600}))]}
+    other = await client.run_create(
+        RunCreate(agent_id=agent_id, goal="sleep", inputs={"espalier.script": asleep})
+    )
+    proposal = {"mode": "replace", "content": "theirs", "reason": "theirs"}
+    await ended(
+        client,
+        agent_id,
+        calls(("learning_memory_read", {"namespace": "n"}), ("continue_now", {})),
+        calls(("modify_own_prompt", proposal), ("complete", {"result": 1})),
+    )
+    (waiting,) = (await client.approval_list()).items
+    assert (await client.run_get(other.id)).subject_ids == []
+    await client.approval_resolve(ApprovalResolve(approval_id=waiting.id, resolution="deny"))
+    assert (await client.run_get(other.id)).subject_ids == [SUBJECT]
