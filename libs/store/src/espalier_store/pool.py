@@ -185,7 +185,7 @@ async def _wait_for_schema(pool: Pool) -> None:
         await anyio.sleep(AGAIN_S)
 
 
-REVISIONS: Final = ("0001", "0002", "0003", "0004")
+REVISIONS: Final = ("0001", "0002", "0003", "0004", "0005")
 """The revisions of the schema that this build knows, oldest first."""
 
 REVISION = "select version_num from schema_revision"

@@ -111,6 +111,7 @@ create index runs_cancelling on runs (cancel_requested_at)
 create index runs_by_age on runs (owner_id, agent_id, created_at desc, id desc);
 create index runs_by_parent on runs (owner_id, parent_id) where parent_id is not null;
 create index runs_by_subject on runs using gin (subject_ids);
+create index runs_unpruned on runs (ended_at) where ended_at is not null and log_pruned_at is null;
 
 -- What happened, in the words that deciding reads.
 create table journal (
