@@ -1,7 +1,8 @@
 """What a test has of the real servers: a database of its own, its part of Redis, and services on them.
 
-Databases are copies of a migrated template, so a test starts in about a tenth of a second. Nothing is shared
-between tests but the servers; every Redis key carries the test's own prefix.
+Databases are copies of a migrated template, emptied and used again by the next test, so that a test starts
+in a fraction of a second. Nothing is shared between tests but the servers; every Redis key carries the test's
+own prefix.
 """
 
 import json
@@ -19,7 +20,7 @@ from forked import Service, start_service
 from own_servers import OwnServer, own_postgres_server, own_redis_server
 from pydantic import SecretStr
 from scripted_runs import Plan, make_agent, start_run
-from tests.conftest import TEMPLATE, execute, on_database
+from tests.integration.databases import return_database, take_database
 from tests.integration.wire import Gateway, Wire, running_gateway
 
 from espalier_client.client import AepClient
@@ -58,11 +59,10 @@ class Stores:
 
 @asynccontextmanager
 async def own_stores(servers: LocalServers) -> AsyncIterator[Stores]:
-    """A database of its own, and the part of Redis that has the same name."""
-    name = f"test_{uuid4().hex}"
-    await execute(servers.postgres_url, f"create database {name} template {TEMPLATE}")
-    yield Stores(on_database(servers.postgres_url, name), servers.redis_url, f"{name}:")
-    await execute(servers.postgres_url, f"drop database {name} with (force)")
+    """A database that nobody else has now, and a part of Redis that nobody has had."""
+    postgres_url = await take_database(servers)
+    yield Stores(postgres_url, servers.redis_url, f"test_{uuid4().hex}:")
+    await return_database(servers, postgres_url)
 
 
 @pytest.fixture
