@@ -1,8 +1,8 @@
 """Databases for tests: made from the template, and emptied for the next test, which is quicker.
 
 One is used again only if it still has exactly the template's tables, indexes and columns; a test that changed
-the schema costs a new one. Whoever was left connected is cut off first, so that nobody of the last test writes
-for the next one.
+the schema costs a new one. Whoever was left connected is cut off first: nobody of the last test
+writes for the next one.
 """
 
 from collections.abc import AsyncIterator
