@@ -111,6 +111,7 @@ async def test_an_order_that_makes_no_sense_or_is_too_large_is_refused(http: htt
         assert (await http.post(CALL_PATH, content=body, headers=headers)).status_code == status
 
 
+@pytest.mark.slow
 async def test_an_order_is_carried_out_once_however_often_and_by_how_many_it_is_given(
     worker: Worker, ledger: Ledger
 ) -> None:
@@ -129,6 +130,7 @@ async def test_an_order_is_carried_out_once_however_often_and_by_how_many_it_is_
     assert ledger.lines("called") == ["c1"]
 
 
+@pytest.mark.slow
 async def test_a_worker_that_hangs_up_changes_nothing(worker: Worker, ledger: Ledger) -> None:
     await worker.plan("c1", delay_s=1.0)
     with anyio.move_on_after(0.3):

@@ -174,6 +174,7 @@ async def test_a_run_that_reaches_max_cycles_ends_in_error(runs: Runs, start: An
     assert (await runs.told(run_id))[-2:] == ["error", "run.ended"]
 
 
+@pytest.mark.slow
 async def test_a_sleeping_run_that_nobody_wakes_meets_its_wall(runs: Runs, start: Any) -> None:
     start(WORKER, **WIRE_PLANS)
     run_id = await runs.start(
@@ -185,6 +186,7 @@ async def test_a_sleeping_run_that_nobody_wakes_meets_its_wall(runs: Runs, start
     assert (run.state, run.result) == ("error", {"reason": "ceiling_exceeded:max_wall_seconds"})
 
 
+@pytest.mark.slow
 async def test_a_model_that_is_overloaded_is_asked_again_in_the_same_cycle(runs: Runs, start: Any) -> None:
     start(WORKER, **WIRE_PLANS)
     run_id = await runs.start(
@@ -213,6 +215,7 @@ async def test_a_killed_workers_run_goes_on_in_another(runs: Runs, start: Any) -
     assert (await runs.told(run_id)).count("cycle.started") == 2
 
 
+@pytest.mark.slow
 async def test_a_stopped_worker_gives_its_runs_back_at_once(runs: Runs, start: Any) -> None:
     first = start(WORKER, ESPALIER_WORKER_DRAIN_S="0.1", ESPALIER_LEASE_TTL_S="60", **WIRE_PLANS)
     run_id = await runs.start([{"text": "ok", "delay_s": 2}])
@@ -234,6 +237,7 @@ async def test_many_short_runs_at_once_all_complete_and_none_is_thought_lost(run
     assert "lease_lost" not in worker.output()
 
 
+@pytest.mark.slow
 async def test_a_wall_that_moves_under_a_long_answer_ends_the_run_without_waiting_for_it(
     runs: Runs, start: Any
 ) -> None:

@@ -74,6 +74,7 @@ async def test_a_session_does_not_keep_what_has_been_switched_off(
     assert refused["data"] == {"symbol": "capability_not_supported", "capability": "self.learning_memory"}
 
 
+@pytest.mark.slow
 async def test_an_agent_has_no_tool_of_what_is_switched_off(start: Start, wire: Wire, pool: Pool) -> None:
     start("worker", ESPALIER_MODELS_SCRIPTED="on", ESPALIER_CAPABILITIES="none")
     plan = {"answers": [{"calls": [REMEMBER, INBOX, KEEP]}, DONE]}

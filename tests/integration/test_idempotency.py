@@ -235,6 +235,7 @@ async def test_a_twin_waits_for_the_one_under_way_and_creates_if_that_comes_to_n
     assert (await gateway.rows())["agents"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["commit.before", "commit.after"])
 async def test_a_create_whose_gateway_dies_around_its_commit_is_there_once_for_whoever_asks_again(
     moment: str, start_gateway: StartGateway, pool: Pool, api_key: str
@@ -277,6 +278,7 @@ from generate_series(1, $3) n
 """
 
 
+@pytest.mark.slow
 async def test_answers_are_forgotten_after_a_day_and_not_before(
     start: Callable[..., Service], pool: Pool, owner_id: UUID
 ) -> None:

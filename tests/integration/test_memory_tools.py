@@ -262,6 +262,7 @@ async def test_what_the_model_is_shown_is_bounded_and_a_cursor_leads_on(
     assert (record["value"], record["value_left_out"]) == (None, "It is too large to be shown.")
 
 
+@pytest.mark.slow
 async def test_a_search_that_takes_too_long_is_told_and_the_rest_of_its_step_is_done(
     wire: Wire, gateway: Gateway, start: Start
 ) -> None:
@@ -289,6 +290,7 @@ async def test_a_search_that_takes_too_long_is_told_and_the_rest_of_its_step_is_
     assert [each["name"] for each in (await wire.call("artifact.list", run_id=run_id))["items"]] == ["a.md"]
 
 
+@pytest.mark.slow
 async def test_a_worker_deletes_what_has_expired(wire: Wire, gateway: Gateway, start: Start) -> None:
     agent_id = await wire.agent()
     shelf = {"tree_root_id": agent_id, "namespace": "n"}

@@ -202,6 +202,7 @@ async def test_rights_that_are_gone_end_a_subscription_and_leave_the_connection(
         assert (await caller.refused("run.get", run_id=run_id))["data"]["symbol"] == "session_expired"
 
 
+@pytest.mark.slow
 async def test_a_stopping_gateway_says_goodbye_after_what_was_asked_is_answered(
     start_gateway: StartGateway, pool: Pool, api_key: str
 ) -> None:
@@ -243,6 +244,7 @@ from runs, generate_series(2, $1) n
 MEMORY_BYTES_MAX = 60 * 1024 * 1024
 
 
+@pytest.mark.slow
 async def test_a_reader_that_stops_is_cut_costs_little_and_resumes_where_it_was(
     wire: Wire, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +287,7 @@ from r, generate_series(0, 9) n
 """
 
 
+@pytest.mark.slow
 async def test_a_reader_that_is_too_slow_for_a_lively_run_is_told_and_resumes(
     wire: Wire, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

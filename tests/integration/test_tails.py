@@ -304,6 +304,7 @@ async def test_live_replayed_and_resumed_readings_are_the_same_bytes(following: 
     assert (await following.whole(7)).events == live.events[7:]
 
 
+@pytest.mark.slow
 async def test_late_joiners_of_a_fast_run_each_get_every_event_once(following: Following) -> None:
     chance = random.Random(2)
     run, readers = following.run, [following.open()]
@@ -325,6 +326,7 @@ async def test_late_joiners_of_a_fast_run_each_get_every_event_once(following: F
     await comes_true(lambda: following.is_clean)
 
 
+@pytest.mark.slow
 async def test_two_hundred_followers_of_one_run_share_one_tail_and_hold_no_connection(
     following: Following,
 ) -> None:
@@ -603,6 +605,7 @@ async def read_until_live(reader: Reader, stream: AsyncIterator[bytes]) -> None:
             reader.take(await anext(stream))
 
 
+@pytest.mark.slow
 async def test_a_follower_that_does_not_read_is_cut_resumes_and_hurts_nobody(following: Following) -> None:
     others = [following.open() for _ in range(5)]
     await joined(following, *others)
@@ -622,6 +625,7 @@ async def test_a_follower_that_does_not_read_is_cut_resumes_and_hurts_nobody(fol
     assert stalled.seqs + resumed.seqs == upto(following.run.last)
 
 
+@pytest.mark.slow
 async def test_a_follower_that_does_not_read_is_cut_for_the_size_of_events_too(following: Following) -> None:
     stalled = Reader()
     async with aclosing(await following.stream(pace=Pace(heartbeat_s=0.05))) as stream:

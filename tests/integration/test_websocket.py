@@ -122,6 +122,7 @@ async def test_what_needs_a_connection_is_no_method_over_http(wire: Wire) -> Non
         assert error["data"] == {"symbol": "method_not_found", "resource": "method", "id": method}
 
 
+@pytest.mark.slow
 async def test_a_call_that_waits_does_not_hold_up_the_others(wire: Wire, gateway: Gateway) -> None:
     run_id = await wire.run()
     await lease(gateway.pool, run_id)
@@ -239,6 +240,7 @@ async def test_a_full_gateway_sends_callers_to_another_one(
             assert await refusal(gateway, other.headers()) == (503, "unavailable")
 
 
+@pytest.mark.slow
 async def test_a_connection_on_which_nothing_happens_is_closed(
     wire: Wire, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +305,7 @@ async def test_a_peer_that_answers_no_ping_is_gone(
         await all_freed(gateway)
 
 
+@pytest.mark.slow
 async def test_a_peer_that_sends_pings_and_reads_nothing_costs_no_memory(
     wire: Wire, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,6 +255,7 @@ async def test_ceilings_that_shrink_shrink_in_every_live_run_whoever_holds_it(
     assert await rung_for(stores, {uuid("run", soon)}) == {str(uuid("run", soon))}, "the only one due by it"
 
 
+@pytest.mark.slow
 async def test_a_sleeper_meets_the_wall_that_an_update_moved_into_its_past(wire: Wire, start: Any) -> None:
     start("worker", **SCRIPTED)
     sleep = [{"calls": [{"tool": "sleep", "args": {"duration_seconds": 200, "reason": "a while"}}]}]
@@ -530,6 +531,7 @@ async def test_runs_beyond_those_that_are_ended_at_once_end_too_without_a_worker
     assert states == ["cancelled"] * 3
 
 
+@pytest.mark.slow
 async def test_a_run_that_is_held_for_longer_than_the_answer_waits_stays_as_it_stands(
     wire: Wire, gateway: Gateway
 ) -> None:
@@ -625,6 +627,7 @@ async def test_a_new_run_is_refused_by_an_agent_that_is_just_being_closed(
     assert await gateway.pool.fetchval("select count(*) from runs") == 0
 
 
+@pytest.mark.slow
 async def test_no_run_lives_after_a_cancel_that_raced_with_twenty_creates(
     wire: Wire, gateway: Gateway
 ) -> None:

@@ -88,6 +88,7 @@ async def test_cancelling_a_finished_run_is_a_conflict(wire: Wire, gateway: Gate
         assert symbol(await wire.answer(method, {"run_id": run_id})) == "lifecycle_conflict"
 
 
+@pytest.mark.slow
 async def test_cancelling_a_held_run_raises_the_flag_and_answers_the_run_as_it_stands(
     wire: Wire, gateway: Gateway
 ) -> None:

@@ -91,6 +91,7 @@ async def test_calls_beyond_the_burst_are_refused_with_429_and_nothing_is_done(l
         assert before["agents"] == 3 and await gateway.rows() == before
 
 
+@pytest.mark.slow
 async def test_a_client_that_waits_as_told_gets_everything_done_once(limited: Limited) -> None:
     async with limited(rpc_rate=20.0, rpc_burst=2) as gateway:
         key = (await gateway.stranger("one")).key
@@ -400,6 +401,7 @@ async def test_what_opens_no_stream_takes_no_room(limited: Limited) -> None:
         await no_stream_is_open(gateway)
 
 
+@pytest.mark.slow
 async def test_three_hundred_streams_that_are_left_at_any_moment_leave_nothing_behind(
     limited: Limited,
 ) -> None:

@@ -498,6 +498,7 @@ async def test_a_deletion_of_nothing_in_particular_is_refused(tree: Tree) -> Non
 # ------------------------------------------------------------------ time
 
 
+@pytest.mark.slow
 async def test_a_record_is_gone_when_its_time_is_over_and_not_before(tree: Tree) -> None:
     before = time.monotonic()
     await tree.write("short", "word", ttl_seconds=1)
@@ -603,6 +604,7 @@ from agents, generate_series(1, $2) n where id = $1
 """
 
 
+@pytest.mark.slow
 async def test_a_tree_has_at_most_its_number_of_records(tree: Tree, wire: Wire, gateway: Gateway) -> None:
     await gateway.pool.execute(FILL, uuid("agt", tree.root), RECORDS_MAX - 1)
     last = await tree.write("last", namespace="m")
@@ -622,6 +624,7 @@ async def test_a_tree_has_at_most_its_number_of_records(tree: Tree, wire: Wire, 
     assert (await tree.write("k1"))["key"] == "k1"
 
 
+@pytest.mark.slow
 async def test_writers_at_once_do_not_exceed_the_number_together(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:

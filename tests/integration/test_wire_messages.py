@@ -255,6 +255,7 @@ async def test_an_inbox_shows_what_is_unread_oldest_first_and_looking_changes_no
     assert await read(gateway.pool, run_id) == []
 
 
+@pytest.mark.slow
 async def test_a_large_inbox_is_shown_as_far_as_an_answer_goes(wire: Wire, gateway: Gateway) -> None:
     agent_id = await wire.agent()
     for n in range(PAGE_MAX + 1):

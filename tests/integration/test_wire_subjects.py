@@ -187,6 +187,7 @@ async def test_an_export_has_contents_as_text_and_as_bytes(wire: Wire, pool: Poo
     assert told == [(None, "//4=", None, True), ("wörds", "d8O2cmRz", "wörds", False)]
 
 
+@pytest.mark.slow
 async def test_an_answer_has_room_for_a_hundred_of_a_kind_and_says_what_is_left_out(wire: Wire) -> None:
     root = await wire.agent()
     for number in range(101):
@@ -351,6 +352,7 @@ async def test_an_erased_subject_is_not_named_again_until_it_is_made_anew(wire: 
         await wire.call(method, **params)
 
 
+@pytest.mark.slow
 async def test_a_run_that_a_worker_holds_is_ended_over_its_head(wire: Wire, pool: Pool) -> None:
     run = await wire.run(await wire.agent(subject_ids=["sub_a"]), goal="secret")
     token = await lease(pool, run)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -245,6 +246,7 @@ def _lived(cycles: int, content: str) -> Progress:
     return progress
 
 
+@pytest.mark.slow
 def test_a_long_life_is_shown_at_a_bounded_size_with_its_newest_cycle_whole() -> None:
     short, long = _lived(30, "x" * 5_000), _lived(900, "x" * 5_000)
 

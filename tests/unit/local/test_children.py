@@ -120,6 +120,7 @@ async def test_a_child_that_keeps_failing_is_given_up(monkeypatch: pytest.Monkey
     assert caught.value.sentence == "child ended 3 times in a row; it said: oh no"
 
 
+@pytest.mark.slow
 async def test_a_child_that_ignores_the_signal_is_killed_after_its_grace_with_its_own_children() -> None:
     log = Log()
     code = IGNORES_TERM + "os.fork(); os.write(1, b'%d\\n' % os.getpid()); signal.pause()"
@@ -178,6 +179,7 @@ os.read(0, 1)
 """
 
 
+@pytest.mark.slow
 async def test_where_the_kernel_sends_no_signal_the_stub_watches_its_launcher() -> None:
     code = WATCHER.format(path=guard.__file__)
     async with await anyio.open_process([sys.executable, "-c", code]) as launcher:
