@@ -138,10 +138,10 @@ def families(seen: Seen) -> Iterator[Violation]:
                 sentence = f"it is {child['state']}, and its spawner was told {times} times"
                 yield violation("INV-11", run_id, sentence, child)
     for run_id in seen.runs:
-        told = seen.entries_of(run_id, "subagent_spawned")
-        spawned = sorted(row["body"]["child_run_id"] for row in told)
+        entries = seen.entries_of(run_id, "subagent_spawned")
+        spawned = sorted(row["body"]["child_run_id"] for row in entries)
         if spawned != sorted(run_of(child["id"]) for child in given.get(run_id, [])):
-            yield violation("INV-11", run_id, f"it tells of {len(spawned)} helpers and has others", *told)
+            yield violation("INV-11", run_id, f"it tells of {len(spawned)} helpers and has others", *entries)
 
 
 def _granted(parent_id: str, parent: Row, children: list[Row]) -> Iterator[Violation]:
