@@ -31,7 +31,7 @@ EXPORT = $(BIN)/uv export --quiet --frozen --format requirements-txt --all-packa
 # package registry. More hashes are no difference: projects add files to versions that are already out.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo check test test-all interop conformance mutants bench docs lock clean FORCE
+.PHONY: help setup up demo check test test-all interop conformance mutants chaos chaos-long bench docs lock clean FORCE
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -74,6 +74,14 @@ conformance: $(STAMP) ## hold three fresh runtimes to AEP (ONLY=full, minimal or
 mutants: export MUTANTS_ONLY = $(value ONLY)
 mutants: $(STAMP) ## take one guard at a time from a copy; the kit must find each out (ONLY="words of its name")
 	@$(BIN)/python -m tests.mutants "$$MUTANTS_ONLY"
+
+chaos: export CHAOS_SEED = $(value SEED)
+chaos: $(STAMP) ## kill, cut off and starve a whole runtime for minutes, and judge it (SEED=number)
+	@$(BIN)/python -m tests.chaos --profile short $${CHAOS_SEED:+--seed "$$CHAOS_SEED"}
+
+chaos-long: export CHAOS_SEED = $(value SEED)
+chaos-long: $(STAMP) ## the same for 25 minutes
+	@$(BIN)/python -m tests.chaos --profile long $${CHAOS_SEED:+--seed "$$CHAOS_SEED"}
 
 bench: export BENCH_ONLY = $(value ONLY)
 bench: export BENCH_OUT = $(value OUT)
