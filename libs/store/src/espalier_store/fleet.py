@@ -288,6 +288,66 @@ async def overdue_wakes(connection: Connection, older_than_s: float, limit: int)
     return [row["id"] for row in await connection.fetch(OVERDUE_WAKES, older_than_s, limit)]
 
 
+PRUNE_LOGS = """
+update runs set log_pruned_at = clock_timestamp() where id in (
+    select r.id from runs r
+    where r.ended_at < now() - make_interval(secs => $1) and r.log_pruned_at is null
+        and not exists (
+            select from approvals a
+            where a.owner_id = r.owner_id and a.run_id = r.id and a.kind = 'in_doubt'
+                and a.resolved_at is null)
+    order by r.ended_at limit $2 for update skip locked
+)
+"""
+
+
+async def prune_logs(connection: Connection, kept_s: float, limit: int) -> None:
+    """From now on nobody is shown the logs of runs that ended more than `kept_s` ago.
+
+    A run that has a call in doubt which nobody has settled keeps its log until somebody does.
+    """
+    await connection.execute(PRUNE_LOGS, kept_s, limit)
+
+
+TAKE_PRUNED = """
+select id from runs where log_pruned_at is not null and log_removed_at is null
+order by log_pruned_at limit 1 for no key update skip locked
+"""
+REMOVE_LOG = """
+with gone_events as (
+    delete from events where run_id = $1 and seq in (
+        select seq from events where run_id = $1 order by seq limit $2) returning 1
+), gone_entries as (
+    delete from journal where run_id = $1 and entry_no in (
+        select entry_no from journal where run_id = $1 order by entry_no limit $2) returning 1
+), gone_calls as (
+    delete from tool_calls where run_id = $1 and call_id in (
+        select call_id from tool_calls where run_id = $1 order by call_id limit $2) returning 1
+), gone_snapshot as (
+    delete from snapshots where run_id = $1
+)
+select greatest(
+    (select count(*) from gone_events),
+    (select count(*) from gone_entries),
+    (select count(*) from gone_calls)
+)
+"""
+LOG_REMOVED = "update runs set log_removed_at = clock_timestamp() where id = $1"
+
+
+async def remove_log(connection: Connection, limit: int) -> bool:
+    """Delete up to `limit` rows of each kind of one pruned log; False if there is none to delete from.
+
+    One that another sweeper is at work on is left to it. A log of which a part is left stays to be taken.
+    """
+    run_id = await connection.fetchval(TAKE_PRUNED)
+    if run_id is None:
+        return False
+    if await connection.fetchval(REMOVE_LOG, run_id, limit) < limit:
+        await connection.execute(LOG_REMOVED, run_id)
+    return True
+
+
 TAKE_WAKE = """
 delete from outbox where id = $1 and kind = 'wake' returning owner_id, agent_id, message_id, child_run_id
 """

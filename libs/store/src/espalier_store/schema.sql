@@ -64,7 +64,8 @@ create index agents_by_prompt_subject on agents using gin (prompt_subject_ids);
 
 -- created_at is the run's start; due_at is never null: the next wake, or the end of max_wall_seconds.
 -- cycles_given is what its spawner granted to it, cycles_lost what answers beyond their reservation cost it.
--- lease_until is in no index, so that a renewal stays a heap-only update.
+-- lease_until is in no index, so that a renewal stays a heap-only update. From log_pruned_at on nobody is shown the
+-- run's log; at log_removed_at the last row of it was gone.
 create table runs (
     id uuid primary key,
     owner_id uuid not null references owners (id),
@@ -101,6 +102,7 @@ create table runs (
     cycles_given integer not null default 0,
     cycles_lost integer not null default 0,
     erased_at timestamptz,
+    log_removed_at timestamptz,
     check (state in ('running', 'sleeping', 'complete', 'cancelled', 'error')),
     check ((ended_at is null) = (state in ('running', 'sleeping')))
 );
@@ -112,6 +114,7 @@ create index runs_by_age on runs (owner_id, agent_id, created_at desc, id desc);
 create index runs_by_parent on runs (owner_id, parent_id) where parent_id is not null;
 create index runs_by_subject on runs using gin (subject_ids);
 create index runs_unpruned on runs (ended_at) where ended_at is not null and log_pruned_at is null;
+create index runs_pruning on runs (log_pruned_at) where log_pruned_at is not null and log_removed_at is null;
 
 -- What happened, in the words that deciding reads.
 create table journal (

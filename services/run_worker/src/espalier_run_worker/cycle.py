@@ -7,6 +7,7 @@ whoever claims the run next goes on from the journal.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 import anyio
@@ -34,6 +35,9 @@ from espalier_run_worker.supervisor import Supervisor
 from espalier_run_worker.tool_calls import run_calls
 from espalier_run_worker.toolbox import Toolbox
 from espalier_run_worker.wakes import Wakes
+
+RING_WAIT_S: Final = 0.5
+"""For a worker that is being stopped: whoever takes the run over need not wait for its next look."""
 
 log = structlog.get_logger(__name__)
 
@@ -78,6 +82,8 @@ async def live(workshop: Workshop, run_id: UUID) -> None:
             log.warning("run.lease_lost", run_id=held.facts.run_id, why=str(lost))
         except (Unavailable, anyio.get_cancelled_exc_class()) as why:
             await held.give_back()
+            with anyio.move_on_after(RING_WAIT_S, shield=True):
+                await workshop.ring(run_id)
             log.info("run.given_back", run_id=held.facts.run_id, why=type(why).__name__)
             raise
     log.info(

@@ -24,6 +24,7 @@ from espalier_eventlog.publisher import Publisher
 from espalier_run_worker.draft import Begins, Draft
 from espalier_store.agents import lock_agent
 from espalier_store.fleet import claim_run, release_lease
+from espalier_store.log import lock_live_runs
 from espalier_store.pool import Pool, reading, transaction
 from espalier_store.runs import LockedRun, lock_run, run_facts
 
@@ -102,7 +103,8 @@ class Held:
     async def commit(self, record: Record, *, agent_first: bool = False) -> None:
         """One step in one transaction. Raises LeaseLost, or Unavailable when the outcome is not known.
 
-        A step that changes the run's agent locks the agent first, as everybody does who locks both.
+        A step that changes the run's agent locks the agent first, as everybody does who locks both, and then
+        all runs of it, because what it learnt may spread to them.
         """
         async with self._publisher.in_order(self.run_id):
             for tries_left in reversed(range(COMMIT_TRIES)):
@@ -156,6 +158,7 @@ class Held:
             asked_at = anyio.current_time()  # waiting for a connection is no part of the lease
             if agent_first:
                 await lock_agent(connection, self.owner_id, self._row.agent_id)
+                await lock_live_runs(connection, self.owner_id, self._row.agent_id)
             run = await lock_run(connection, self.owner_id, self.run_id, lease_token=self.lease_token)
             if run is None or run.state != "running":
                 raise LeaseLost(f"the row says {run.state if run else 'another token'}")

@@ -4,6 +4,7 @@ import signal
 import sys
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from typing import Final
 
 import anyio
 import structlog
@@ -23,6 +24,7 @@ from espalier_run_worker.models.bound import ChosenModel, Providers
 from espalier_run_worker.models.choice import SETTINGS_ERRORS, open_model
 from espalier_run_worker.models.model import OperatorModel
 from espalier_run_worker.provider_probes import answer_probes
+from espalier_run_worker.retention import retain
 from espalier_run_worker.self_tools import open_self_tools
 from espalier_run_worker.settings import WorkerSettings
 from espalier_run_worker.slots import Slots
@@ -34,6 +36,8 @@ from espalier_secrets.sealing import sealer
 from espalier_store.fleet import acknowledge
 from espalier_store.pool import open_pool
 from espalier_telemetry import set_up_logs
+
+DAY_S: Final = 24 * 3600
 
 log = structlog.get_logger(__name__)
 
@@ -71,6 +75,7 @@ async def work(settings: WorkerSettings, chosen: AbstractAsyncContextManager[Ope
             if providers:
                 group.start_soon(answer_probes, pool, providers)
             group.start_soon(sweep, pool, publisher)
+            group.start_soon(retain, pool, settings.log_retention_days * DAY_S)
             log.info("worker.ready", slots=settings.worker_slots)
             await _told_to_stop()
             await _drain(slots, supervisor, settings.worker_drain_s)

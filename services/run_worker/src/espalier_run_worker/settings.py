@@ -21,8 +21,10 @@ class WorkerSettings(
     """Capabilities offered: `all`, `none`, or names with commas; the same for all services."""
     worker_slots: int = Field(default=16, ge=1, le=1000)
     """Runs that may live in this process at the same time."""
-    worker_drain_s: float = Field(default=2.0, ge=0)
+    worker_drain_s: float = Field(default=1.0, ge=0)
     """How long a stopping worker lets the steps under way finish before it gives their runs back."""
+    log_retention_days: float = Field(default=7.0, ge=1, le=3650)
+    """How long the log of a run is kept after it has ended: its events, journal and tool calls."""
     broker_url: str = Field(default="http://127.0.0.1:8788", pattern=r"^http://[^/?#]+/?$")
     """The tool broker, `http://host:port`; only agents with tools beyond their own need it."""
     internal_key: SecretStr = SecretStr("")
