@@ -1,12 +1,13 @@
 """A run's whole life as lists: random models, deaths and cancels must never get it stuck or end it twice."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_domain.decisions import CONTROL_TOOLS, SEND, SPAWN, Unreadable, read_decision
+from espalier_domain.decisions import CONTROL_TOOLS, SEND, SPAWN, Sleep, Unreadable, read_decision
 from espalier_domain.history import HISTORY_CHARS_MAX, conversation, fold
 from espalier_domain.journal import (
     CallsPlanned,
@@ -25,6 +26,8 @@ from espalier_domain.journal import (
 )
 from espalier_domain.progress import Progress, apply, decode_snapshot, encode_snapshot
 from espalier_domain.run import (
+    RETRY_AFTER_S_MAX,
+    SPREAD,
     TOOLS_UNAVAILABLE,
     CallBroker,
     CallModel,
@@ -313,5 +316,42 @@ def test_a_model_that_could_not_be_asked_for_want_of_tools_is_asked_again_until_
         pauses.append(step.entries[0].seconds)
         progress = apply(progress, step.entries[0])
 
-    assert pauses == [1, 4, 9, 16, 25, 36, 49, *[60] * 5]
+    least = [1, 4, 9, 16, 25, 36, 49, *[60] * 5]
+    assert all(base <= pause < base * (1 + SPREAD) for base, pause in zip(least, pauses, strict=True))
     assert progress.cycle is not None and progress.cycle.spent == 0
+
+
+def _pause_after(run_id: str, failures: int, retry_after_s: float | None = None) -> float:
+    """How long a run waits, or sleeps, whose model has failed so often."""
+    progress = apply(apply(Progress(), RunCreated("agt_x")), CycleStarted(1, 0.0, 0, RUN.budgets))
+    for attempt in range(1, failures + 1):
+        progress = apply(progress, ModelCallStarted(1, attempt, 10, 1))
+        failed = ModelFailed(1, "overloaded", retryable=True, tokens=0, retry_after_s=retry_after_s)
+        progress = apply(progress, failed)
+    step = next_step(replace(RUN, run_id=run_id), progress, age_s=1.0, lease_token=1)
+    assert isinstance(step, Write)
+    match step.entries[0]:
+        case Parked(seconds=seconds):
+            return seconds
+        case CycleEnded(decision=Sleep(seconds=float(seconds))):
+            return seconds
+    raise AssertionError(step)
+
+
+@pytest.mark.parametrize(("failures", "least"), [(1, 1.0), (2, 2.0), (3, 4.0), (4, 300.0)])
+def test_runs_that_failed_together_come_back_apart(failures: int, least: float) -> None:
+    pauses = [_pause_after(f"run_{number}", failures) for number in range(50)]
+    assert min(pauses) >= least and max(pauses) < least * (1 + SPREAD)
+    tenths = {int(10 * (pause / least - 1) / SPREAD) for pause in pauses}
+    assert len(tenths) >= 9, "fifty runs spread over nearly all of the time that there is"
+    assert pauses == [_pause_after(f"run_{number}", failures) for number in range(50)], (
+        "and a replay decides alike"
+    )
+
+
+@pytest.mark.parametrize(("asked_for", "least"), [(7.5, 7.5), (0.1, 1.0), (86_400.0, RETRY_AFTER_S_MAX)])
+def test_a_provider_is_left_alone_for_as_long_as_it_asks_within_reason(
+    asked_for: float, least: float
+) -> None:
+    for number in range(20):
+        assert least <= _pause_after(f"run_{number}", 1, asked_for) < least * (1 + SPREAD)

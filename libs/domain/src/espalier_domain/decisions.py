@@ -70,9 +70,9 @@ def read_decision(tool: str, args: dict[str, Any]) -> CycleDecision | Unreadable
     raise AssertionError(f"{tool} does not end a cycle")
 
 
-def forced_sleep(reason: str) -> Sleep:
+def forced_sleep(reason: str, seconds: float = FORCED_SLEEP_S) -> Sleep:
     """The pause after a cycle that a limit or a failing model ended."""
-    return Sleep(until=None, seconds=FORCED_SLEEP_S, reason=reason, forced=True)
+    return Sleep(until=None, seconds=seconds, reason=reason, forced=True)
 
 
 def _read_sleep(args: dict[str, Any]) -> CycleDecision | Unreadable:

@@ -7,12 +7,14 @@ writes down the entries.
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from hashlib import sha256
 from itertools import islice, takewhile
 from typing import Any, Final, Literal
 from uuid import UUID
 
 from espalier_domain.decisions import (
     CONTROL_TOOLS,
+    FORCED_SLEEP_S,
     Complete,
     CycleDecision,
     Sleep,
@@ -50,6 +52,11 @@ TOOLS_AGAIN_S_MAX: Final = 60.0
 RETRY_FIRST_S: Final = 1.0
 RETRY_AFTER_S_MAX: Final = 300.0
 """The most that a provider's wish to be left alone is heeded within a cycle."""
+
+SPREAD: Final = 0.5
+"""By up to this part of itself a pause is longer for some runs than for others, so that runs which failed
+together do not come back together.
+"""
 
 CALL_S_MIN: Final = 1.0
 TOOL_CHARS_SHOWN_MAX: Final = 200
@@ -187,7 +194,7 @@ def _in_cycle(run: RunFacts, cycle: OpenCycle, age_s: float, lease_token: int) -
     if seconds_left <= 0:
         return Write(_exhausted(cycle, "seconds_per_cycle"))
     if cycle.failures and cycle.reservation is None and not cycle.parked:
-        return _after_failure(cycle)
+        return _after_failure(run, cycle)
     if cycle.reservation is None or cycle.reservation.lease_token != lease_token:
         if tokens_left(cycle) <= 0:
             return Write(_exhausted(cycle, "tokens_per_cycle"))
@@ -257,16 +264,22 @@ def decided(cycle: OpenCycle, decision: CycleDecision) -> tuple[Entry, ...]:
     return (end,)
 
 
-def _after_failure(cycle: OpenCycle) -> Step:
+def _after_failure(run: RunFacts, cycle: OpenCycle) -> Step:
+    longer = 1 + SPREAD * _chance(f"{run.run_id}/{cycle.number}/{len(cycle.failures)}")
     if cycle.failures[-1].reason == TOOLS_UNAVAILABLE:
         pause_s = min(RETRY_FIRST_S * len(cycle.failures) ** 2, TOOLS_AGAIN_S_MAX)
-        return Write((Parked(cycle.number, "retry", pause_s),))
+        return Write((Parked(cycle.number, "retry", pause_s * longer),))
     failed = sum(failure.reason != TOOLS_UNAVAILABLE for failure in cycle.failures)
     if failed >= MODEL_ATTEMPTS_MAX:
-        return Write(decided(cycle, forced_sleep("The model did not answer.")))
+        return Write(decided(cycle, forced_sleep("The model did not answer.", FORCED_SLEEP_S * longer)))
     asked_for = min(cycle.failures[-1].retry_after_s or 0.0, RETRY_AFTER_S_MAX)
     delay = max(RETRY_FIRST_S * 2 ** (failed - 1), asked_for)
-    return Write((Parked(cycle.number, "retry", delay),))
+    return Write((Parked(cycle.number, "retry", delay * longer),))
+
+
+def _chance(name: str) -> float:
+    """Between 0 and 1, far apart for names that are alike, and the same whenever it is asked."""
+    return int.from_bytes(sha256(name.encode()).digest()[:4]) / 2**32
 
 
 def _exhausted(cycle: OpenCycle, budget: str) -> tuple[Entry, ...]:

@@ -74,7 +74,7 @@ def events_of(run_id: str, entry: Entry) -> list[Payload]:
                 )
             ]
         case ModelFailed(cycle, reason):
-            return [_trouble("internal_error", f"The model gave no answer: {reason}.", cycle)]
+            return [_trouble("internal_error", f"The model gave no answer: {reason.removesuffix('.')}.", cycle)]
         case ToolsMissing(cycle, message):
             return [_trouble("tool_not_found", message, cycle)]
         case LimitReached(cycle, symbol, message):

@@ -23,6 +23,7 @@ from espalier_run_worker.held import claim
 from espalier_run_worker.models.bound import ChosenModel, Providers
 from espalier_run_worker.models.choice import SETTINGS_ERRORS, open_model
 from espalier_run_worker.models.model import OperatorModel
+from espalier_run_worker.models.sparing import SparingModel
 from espalier_run_worker.provider_probes import answer_probes
 from espalier_run_worker.retention import retain
 from espalier_run_worker.self_tools import open_self_tools
@@ -55,7 +56,7 @@ async def work(settings: WorkerSettings, chosen: AbstractAsyncContextManager[Ope
         open_broker_link(settings.broker_url, settings.internal_key.get_secret_value()) as link,
     ):
         providers = Providers(egress, sealer(settings.secrets_key)) if "runner.byo_llm" in offered else None
-        model = ChosenModel(operator, providers)
+        model = SparingModel(ChosenModel(operator, providers), operators_too=bool(settings.model))
         publisher = Publisher(streams, settings.redis_prefix, partial(acknowledge, pool))
         supervisor = Supervisor(settings)
         claim_here = partial(claim, pool, publisher, settings.lease_ttl_s)
