@@ -74,7 +74,8 @@ def events_of(run_id: str, entry: Entry) -> list[Payload]:
                 )
             ]
         case ModelFailed(cycle, reason):
-            return [_trouble("internal_error", f"The model gave no answer: {reason.removesuffix('.')}.", cycle)]
+            message = f"The model gave no answer: {reason.removesuffix('.')}."
+            return [_trouble("internal_error", message, cycle)]
         case ToolsMissing(cycle, message):
             return [_trouble("tool_not_found", message, cycle)]
         case LimitReached(cycle, symbol, message):
