@@ -161,7 +161,7 @@ async def test_a_step_that_is_refused_asks_nobody(wire: Wire, gateway: Gateway, 
     assert (await wire.call("approval.list", state="all"))["items"] == []
 
 
-@pytest.mark.parametrize("resolution", ["done", "not_done"])
+@pytest.mark.parametrize("resolution", ["done", "not_done", "retry"])
 async def test_what_became_of_the_call_is_recorded_told_and_a_message_to_the_agent(
     wire: Wire, gateway: Gateway, hold: Hold, resolution: str
 ) -> None:
@@ -183,10 +183,15 @@ async def test_what_became_of_the_call_is_recorded_told_and_a_message_to_the_age
         )
     ]
     (message,) = (await wire.call("message.inbox", agent_id=agent_id))["messages"]
-    happened = {"done": "was carried out", "not_done": "was not carried out"}[resolution]
+    became = {
+        "done": "it was carried out",
+        "not_done": "it was not carried out",
+        "retry": "make it again if you still want what it does; "
+        "that is safe, whatever became of the first one",
+    }[resolution]
     assert message["sender"] == {"kind": "embedder"}
     assert message["body"] == {
-        "text": f"A person looked into your call call_1_1, whose outcome was unknown: it {happened}.",
+        "text": f"A person looked into your call call_1_1, whose outcome was unknown: {became}.",
         "call_id": "call_1_1",
         "tool_name": "mcp.ledger.record",
         "resolution": resolution,
@@ -279,13 +284,11 @@ async def test_a_resolution_of_another_kind_is_refused_and_nothing_is_changed(
     await lived(wire, agent_id, [{"calls": [modify("Say no.")]}, DONE])
     before = (await wire.call("approval.list"))["items"]
     (change,) = [each for each in before if each["kind"] == "prompt_change"]
-    wrong = {"in_doubt": ("approve", "deny", "retry"), "prompt_change": ("done", "not_done", "retry")}
+    wrong = {"in_doubt": ("approve", "deny"), "prompt_change": ("done", "not_done", "retry")}
     for approval in (doubt, change):
         for resolution in (*wrong[approval["kind"]], "perhaps", None):
             error = await wire.refused("approval.resolve", approval_id=approval["id"], resolution=resolution)
             assert (error["code"], error["data"]["field"]) == (ErrorCode.invalid_params, "resolution")
-    retry = await wire.refused("approval.resolve", approval_id=doubt["id"], resolution="retry")
-    assert retry["message"].startswith("resolution cannot be retry: this runtime repeats no call")
     assert (await wire.call("approval.list"))["items"] == before
 
 

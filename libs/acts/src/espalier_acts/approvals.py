@@ -1,7 +1,8 @@
 """Acts on what waits for a person: giving the answer.
 
 The answer to a change of a prompt is the change's own act (`prompts`). The answer to a call in doubt is what
-became of it: it goes to the agent as a message, because the call was told as doubtful and is not told again.
+became of it, or that it may be made again: it goes to the agent as a message, because the call was told as
+doubtful and is not told again. Nothing here makes a call; only an agent does.
 """
 
 from dataclasses import dataclass
@@ -22,12 +23,17 @@ from espalier_store.pool import Connection
 
 ANSWERS: Final[dict[ApprovalKind, tuple[Resolution, ...]]] = {
     "prompt_change": ("approve", "deny"),
-    "in_doubt": ("done", "not_done"),
+    "in_doubt": ("done", "not_done", "retry"),
     "tool_call": ("approve", "deny"),
 }
 """Which resolution fits which kind."""
 
-NO_RETRY: Final = "cannot be retry: this runtime repeats no call; say done or not_done, and the agent decides"
+BECAME: Final[dict[Resolution, str]] = {
+    "done": "it was carried out",
+    "not_done": "it was not carried out",
+    "retry": "make it again if you still want what it does; that is safe, whatever became of the first one",
+}
+"""What the agent is told of its call in doubt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +64,7 @@ async def resolve(connection: Connection, owner_id: UUID, approval_id: UUID, ans
         raise NotFound("approval", to_wire("apr", approval_id))
     if answer.resolution not in ANSWERS[question.kind]:
         fits = " or ".join(ANSWERS[question.kind])
-        retry = question.kind == "in_doubt" and answer.resolution == "retry"
-        raise InvalidInput("resolution", NO_RETRY if retry else f"should be {fits} for {question.kind}")
+        raise InvalidInput("resolution", f"should be {fits} for {question.kind}")
     if question.kind == "in_doubt":
         return await _settle_call(connection, owner_id, approval_id, question, answer)
     assert question.change_id is not None, "no other kind of question is asked yet"
@@ -100,9 +105,9 @@ async def _settle_call(
 
 
 def _message(call: CallInQuestion, answer: Answer) -> dict[str, Any]:
-    happened = "was carried out" if answer.resolution == "done" else "was not carried out"
+    became = BECAME[answer.resolution]
     return {
-        "text": f"A person looked into your call {call.call_id}, whose outcome was unknown: it {happened}.",
+        "text": f"A person looked into your call {call.call_id}, whose outcome was unknown: {became}.",
         "call_id": call.call_id,
         "tool_name": call.tool_name and call.tool_name[:NAME_CHARS_MAX],
         "resolution": answer.resolution,
