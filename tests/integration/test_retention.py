@@ -9,16 +9,17 @@ from uuid import UUID
 import anyio
 import pytest
 from pydantic import ValidationError
-from tests.integration.conftest import Start
-from tests.integration.wire import Gateway, Wire
+from tests.integration.conftest import Start, Stores
+from tests.integration.wire import Wire
 
+from espalier_eventlog import RedisSettings, open_streams, stream_key
 from espalier_protocol.ids import from_wire
 from espalier_run_worker import retention
 from espalier_run_worker.retention import remove_old_logs
 from espalier_run_worker.settings import WorkerSettings
-from espalier_store.fleet import prune_logs
+from espalier_store.fleet import prune_logs, remove_log
 from espalier_store.ids import new_id
-from espalier_store.pool import Pool, transaction
+from espalier_store.pool import Connection, Pool, transaction
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -27,7 +28,10 @@ POLL_S = 0.02
 DAY_S = 86_400.0
 WEEK_S = 7 * DAY_S
 LOG = ("events", "journal", "tool_calls", "snapshots")
-EVENTS_MANY = 3_500
+EVENTS_MANY, RUNS_MANY = 10_000, 500
+BIG_CHARS = 8_000
+BIG_MANY = 4_000
+"""Together more than the buffers between a gateway and a client that does not read."""
 
 
 @pytest.fixture
@@ -101,12 +105,19 @@ async def test_a_workers_first_turn_removes_the_log_of_a_run_and_nothing_else(
     assert [each["name"] for each in found["artifacts"]] == ["kept"]
 
 
-async def test_a_log_is_kept_until_its_time_is_over(wire: Wire, pool: Pool, run_id: str) -> None:
-    before = await log_rows(pool, run_id)
-    await ended_ago(pool, run_id, WEEK_S - 60)
-    await remove_old_logs(pool, WEEK_S)
+@pytest.mark.parametrize("kept_s", [DAY_S, WEEK_S], ids=["a day", "a week"])
+async def test_a_log_is_served_whole_until_its_time_is_over_whatever_redis_holds(
+    wire: Wire, pool: Pool, stores: Stores, run_id: str, kept_s: float
+) -> None:
+    path = f"/aep/v1/runs/{run_id}/events"
+    before, told = await log_rows(pool, run_id), (await wire.get(path)).text
+    await ended_ago(pool, run_id, kept_s - 60)
+    async with open_streams(RedisSettings(redis_url=stores.redis_url)) as redis:
+        await redis.delete(stream_key(stores.redis_prefix, uuid_of(run_id)))
+    await remove_old_logs(pool, kept_s)
     assert await log_rows(pool, run_id) == before
-    assert await status_of_log(wire, run_id) == (200, None)
+    assert (await wire.get(path)).text == told
+    assert told.count("\nevent: ") == before["events"] > 10
 
 
 async def test_a_run_that_lives_keeps_its_log_however_old_it_is(wire: Wire, pool: Pool) -> None:
@@ -143,6 +154,24 @@ async def test_a_call_in_doubt_keeps_the_log_until_a_person_has_answered(
     assert (await wire.call("approval.get", approval_id=question["id"]))["resolution"] == "done"
 
 
+async def test_a_legal_hold_on_whom_the_run_knows_of_keeps_the_log(
+    wire: Wire, pool: Pool, run_id: str
+) -> None:
+    subjects = "/api/me/subjects"
+    held = await wire.http.post(
+        subjects, json={"aepId": "sub_held", "legalHold": True}, headers=wire.headers()
+    )
+    await pool.execute("update runs set subject_ids = array['sub_other', 'sub_held']")
+    await ended_ago(pool, run_id, WEEK_S + 60)
+    before = await log_rows(pool, run_id)
+    await remove_old_logs(pool, WEEK_S)
+    assert (held.status_code, await log_rows(pool, run_id)) == (200, before)
+
+    await wire.http.patch(f"{subjects}/sub_held", json={"legalHold": False}, headers=wire.headers())
+    await remove_old_logs(pool, WEEK_S)
+    assert await log_rows(pool, run_id) == dict.fromkeys(LOG, 0)
+
+
 async def test_a_log_that_was_closed_by_a_worker_that_died_is_shown_to_nobody_and_removed_by_the_next(
     wire: Wire, pool: Pool, run_id: str
 ) -> None:
@@ -157,24 +186,60 @@ async def test_a_log_that_was_closed_by_a_worker_that_died_is_shown_to_nobody_an
     assert await log_rows(pool, run_id) == dict.fromkeys(LOG, 0)
 
 
-async def test_a_long_log_goes_in_small_parts_also_by_two_workers_at_once(
-    pool: Pool, run_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retention, "PAUSE_S", 0.0)
+async def more_events(pool: Pool, run_id: str, count: int, chars: int) -> None:
+    """Before its last one, which moves up."""
+    moved = "update events set seq = seq + $2 where run_id = $1 and type = 'run.ended'"
+    await pool.execute(moved, uuid_of(run_id), count)
     more = """
         insert into events (run_id, seq, owner_id, type, payload, emitted_at)
-        select id, 100 + n, owner_id, 'error', '{}', now() from runs, generate_series(1, $2) as n
+        select id, next_seq - 2 + n, owner_id, 'error', payload, now()
+        from runs, generate_series(1, $2) as n, concat('{"message":"', repeat('x', $3), '"}') as payload
         where id = $1
     """
-    await pool.execute(more, uuid_of(run_id), EVENTS_MANY)
+    await pool.execute(more, uuid_of(run_id), count, chars)
+    await pool.execute("update runs set next_seq = next_seq + $2 where id = $1", uuid_of(run_id), count)
+
+
+async def short_logs(pool: Pool, run_id: str, count: int) -> None:
+    """Runs that ended just now with one event each, from which Postgres judges how long a log is."""
+    await pool.execute(
+        """
+        insert into runs
+        select (jsonb_populate_record(r, jsonb_build_object('id', gen_random_uuid()))).*
+        from runs r, generate_series(1, $2) where r.id = $1
+        """,
+        uuid_of(run_id),
+        count,
+    )
+    await pool.execute("""
+        insert into events (run_id, seq, owner_id, type, payload, emitted_at)
+        select id, 1, owner_id, 'error', '{}', now() from runs on conflict do nothing
+    """)
+    await pool.execute("analyze events")
+
+
+async def test_a_long_log_among_short_ones_is_removed_in_parts_by_two_workers_at_once(
+    pool: Pool, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part costs what it holds, or the statement's time limit ends it."""
+    parts = []
+
+    async def counted(connection: Connection, limit: int) -> bool:
+        parts.append(limit)
+        return await remove_log(connection, limit)
+
+    monkeypatch.setattr(retention, "PAUSE_S", 0.0)
+    monkeypatch.setattr(retention, "remove_log", counted)
+    await short_logs(pool, run_id, RUNS_MANY)
+    await more_events(pool, run_id, EVENTS_MANY, 10)
     await ended_ago(pool, run_id, WEEK_S + 60)
     async with anyio.create_task_group() as group:
         for _ in range(2):
             group.start_soon(remove_old_logs, pool, WEEK_S)
     await remove_old_logs(pool, WEEK_S)  # each may have left to the other what it was at work on
     assert await log_rows(pool, run_id) == dict.fromkeys(LOG, 0)
-    parts = -(-EVENTS_MANY // retention.ROWS_MAX)
-    assert parts > 3
+    assert set(parts) == {retention.ROWS_MAX}
+    assert len(parts) > EVENTS_MANY // retention.ROWS_MAX
     assert await pool.fetchval("select count(*) from runs where log_removed_at is not null") == 1
 
 
@@ -194,15 +259,19 @@ async def test_a_part_is_all_that_one_transaction_removes(
 
 
 async def test_a_follower_whose_log_is_removed_under_it_is_cut_and_finds_it_gone(
-    gateway: Gateway, wire: Wire, pool: Pool, run_id: str
+    wire: Wire, pool: Pool, run_id: str
 ) -> None:
+    """It does not read while the log goes, so the gateway still has most of it to fetch."""
+    await more_events(pool, run_id, BIG_MANY, BIG_CHARS)
+    total = (await log_rows(pool, run_id))["events"]
     path = f"/aep/v1/runs/{run_id}/events"
     async with wire.http.stream("GET", path, headers=wire.headers()) as response:
-        lines = response.aiter_lines()
         assert response.status_code == 200
         await ended_ago(pool, run_id, WEEK_S + 60)
         await remove_old_logs(pool, WEEK_S)
         with anyio.fail_after(WAIT_S):
-            read = [line async for line in lines]
-    assert read, "what it was shown before is no error"
+            read = [line async for line in response.aiter_lines()]
+    seen = [int(line.removeprefix("id: ")) for line in read if line.startswith("id: ")]
+    assert seen == list(range(1, len(seen) + 1)) and 0 < len(seen) < total
+    assert ": pruned" in read
     assert await status_of_log(wire, run_id) == (410, "log_pruned")

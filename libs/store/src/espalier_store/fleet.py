@@ -296,6 +296,9 @@ update runs set log_pruned_at = clock_timestamp() where id in (
             select from approvals a
             where a.owner_id = r.owner_id and a.run_id = r.id and a.kind = 'in_doubt'
                 and a.resolved_at is null)
+        and not exists (
+            select from subjects s
+            where s.owner_id = r.owner_id and s.id = any (r.subject_ids) and s.legal_hold)
     order by r.ended_at limit $2 for update skip locked
 )
 """
@@ -304,7 +307,8 @@ update runs set log_pruned_at = clock_timestamp() where id in (
 async def prune_logs(connection: Connection, kept_s: float, limit: int) -> None:
     """From now on nobody is shown the logs of runs that ended more than `kept_s` ago.
 
-    A run that has a call in doubt which nobody has settled keeps its log until somebody does.
+    A run that has a call in doubt which nobody has settled keeps its log until somebody does, and one that
+    knows of a subject under a legal hold until the hold is lifted.
     """
     await connection.execute(PRUNE_LOGS, kept_s, limit)
 
@@ -315,14 +319,19 @@ order by log_pruned_at limit 1 for no key update skip locked
 """
 REMOVE_LOG = """
 with gone_events as (
-    delete from events where run_id = $1 and seq in (
-        select seq from events where run_id = $1 order by seq limit $2) returning 1
+    delete from events where run_id = $1 and seq <= (
+        select max(seq) from (select seq from events where run_id = $1 order by seq limit $2) first)
+    returning 1
 ), gone_entries as (
-    delete from journal where run_id = $1 and entry_no in (
-        select entry_no from journal where run_id = $1 order by entry_no limit $2) returning 1
+    delete from journal where run_id = $1 and entry_no <= (
+        select max(entry_no) from (
+            select entry_no from journal where run_id = $1 order by entry_no limit $2) first)
+    returning 1
 ), gone_calls as (
-    delete from tool_calls where run_id = $1 and call_id in (
-        select call_id from tool_calls where run_id = $1 order by call_id limit $2) returning 1
+    delete from tool_calls where run_id = $1 and call_id <= (
+        select max(call_id) from (
+            select call_id from tool_calls where run_id = $1 order by call_id limit $2) first)
+    returning 1
 ), gone_snapshot as (
     delete from snapshots where run_id = $1
 )
@@ -332,6 +341,7 @@ select greatest(
     (select count(*) from gone_calls)
 )
 """
+"""Ranges, not lists: a list is gone through for each row of a log that Postgres believes to be short."""
 LOG_REMOVED = "update runs set log_removed_at = clock_timestamp() where id = $1"
 
 

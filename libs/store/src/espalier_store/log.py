@@ -284,21 +284,6 @@ async def pick_live_run(
     return run_id
 
 
-LOCK_LIVE = """
-select from runs where owner_id = $1 and agent_id = $2 and state in ('running', 'sleeping')
-order by depth, id for no key update
-"""
-
-
-async def lock_live_runs(connection: Connection, owner_id: UUID, agent_id: UUID) -> None:
-    """Hold every live run of the agent still, for a step of one of them that may change all of them.
-
-    The caller has locked the agent and none of the runs: who holds one, reads the agent's messages and then
-    wants another deadlocks with that one's step, if it reads them too.
-    """
-    await connection.execute(LOCK_LIVE, owner_id, agent_id)
-
-
 NOTE = f"""
 with moved as (
     update runs set

@@ -24,9 +24,8 @@ from espalier_eventlog.publisher import Publisher
 from espalier_run_worker.draft import Begins, Draft
 from espalier_store.agents import lock_agent
 from espalier_store.fleet import claim_run, release_lease
-from espalier_store.log import lock_live_runs
 from espalier_store.pool import Pool, reading, transaction
-from espalier_store.runs import LockedRun, lock_run, run_facts
+from espalier_store.runs import LockedRun, lock_live_runs, lock_run, run_facts
 
 COMMIT_TRIES: Final = 3
 CLAIMS_MAX: Final = 3
