@@ -153,6 +153,8 @@ class Reply:
     """Bytes that the length promises and that never come."""
     ending: Literal["close", "reset", "hang", "silence"] = "close"
     tokens: int = 0
+    after_s: float = 0.0
+    """How late the first byte is."""
 
     def head(self) -> bytes:
         length = len(self.body) * self.times + self.missing
@@ -262,6 +264,10 @@ class FakeOpenAI:
             return failure(404, f"The model `{request.model}` does not exist", "model_not_found")
         self.requests.append(json.loads(body))
         self.asked_at.append(anyio.current_time())
+        return self.reply_to(request)
+
+    def reply_to(self, request: ChatRequest) -> Reply:  # noqa: ARG002 - a subclass answers what it was asked
+        """The next reply, for a good request."""
         if not self.replies:
             self.refusals.append("a request that nobody expected")
             return failure(400, "nothing is left to say")
@@ -272,6 +278,7 @@ class FakeOpenAI:
     async def _send(self, stream: SocketStream, reply: Reply) -> None:
         if reply.ending == "silence":
             await stream.receive()  # until the caller goes
+        await anyio.sleep(reply.after_s)
         await stream.send(reply.head())
         for _ in range(reply.times):
             for start in range(0, len(reply.body), PIECE_BYTES):

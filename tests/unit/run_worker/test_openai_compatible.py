@@ -242,7 +242,12 @@ async def test_a_count_that_nobody_believes_is_cut() -> None:
             answer("cut in the mid", finish="length"),
             ("answer_cut: it did not fit into the tokens that were left", True, 100),
         ),
+        (
+            answer("cut in the mid", finish="MAX_TOKENS"),
+            ("answer_cut: it did not fit into the tokens that were left", True, 100),
+        ),
         (answer(None, finish="content_filter"), ("content_filter", True, 100)),
+        (answer(None, finish="SAFETY"), ("content_filter", True, 100)),
         (answer(None, refusal="I must not."), ("content_filter", True, 100)),
         (answer(None, ("complete", '{"result": ')), ("malformed_tool_call: ", True, 100)),
         (answer(None, ("complete", "[1]")), ("malformed_tool_call: the arguments are no object", True, 100)),
@@ -380,7 +385,9 @@ async def test_of_a_huge_answer_only_a_little_is_taken() -> None:
     assert ANSWER_BYTES_MAX < fake.bytes_sent < whole / 3
 
 
-@pytest.mark.parametrize("address", ["http://127.0.0.1:{free}/v1", "https://127.0.0.1:{fake}/v1"])
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:{free}/v1", "https://127.0.0.1:{fake}/v1", "https://nobody.invalid/v1"]
+)
 async def test_a_server_that_cannot_be_reached_costs_nothing(address: str) -> None:
     async with fake_openai() as fake:
         base_url = address.format(free=free_port(), fake=fake.base_url.split(":")[2].split("/")[0])

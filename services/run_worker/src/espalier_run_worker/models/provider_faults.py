@@ -7,6 +7,7 @@ it. Above: the adapters. Nothing here waits or asks again; that is the run's.
 
 import re
 from collections.abc import Iterator
+from socket import gaierror
 from typing import Final
 
 import httpcore2
@@ -65,7 +66,8 @@ OTHER_BELOW: Final = ("refused", False)
 REDIRECTED: Final = ("redirected", False)
 UNREADABLE: Final = ("unreadable_answer", True)
 
-NO_CONNECTION: Final = (httpcore2.ConnectError, httpcore2.ConnectTimeout)
+NO_CONNECTION: Final = (httpcore2.ConnectError, httpcore2.ConnectTimeout, gaierror)
+"""What the way out met before it could send anything; the last is a name that nobody knows."""
 CAUSES_MAX: Final = 8
 
 _CODE: Final = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
@@ -142,7 +144,8 @@ def _redirected(error: ModelAPIError | EgressError) -> bool:
 
 def _never_sent(error: ModelAPIError | EgressError) -> bool:
     if met := _on_the_way_out(error):
-        return isinstance(met, EgressRefused) or isinstance(met.__cause__, NO_CONNECTION)
+        # The pool below passes on what a connection raised without its cause.
+        return isinstance(met, EgressRefused) or isinstance(met.__cause__ or met.__context__, NO_CONNECTION)
     return isinstance(error, ModelConnectionError) and error.phase in ("pool", "connect")
 
 

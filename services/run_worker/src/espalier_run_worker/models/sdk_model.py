@@ -51,12 +51,19 @@ DESCRIPTION_CHARS_MAX: Final = 1024
 TOKENS_MAX: Final = 2**31 - 1
 """No provider's count is believed beyond this."""
 
+CUT: Final = "answer_cut: it did not fit into the tokens that were left"
 FINISHES: Final = {
-    "length": "answer_cut: it did not fit into the tokens that were left",
+    "length": CUT,
+    "max_tokens": CUT,
+    "model_length": CUT,
     "content_filter": "content_filter",
+    "safety": "content_filter",
+    "guardrail_intervened": "content_filter",
     "error": OTHER_FROM_500[0],
 }
-"""How an answer may end that is none, and the fault that it is; asking again may help in each case."""
+"""How an answer may end that is none, in whoever's words, and the fault that it is; asking again may help in
+each case. What ends in a word that nobody knows, or in none, is an answer: many servers have their own.
+"""
 
 log = structlog.get_logger(__name__)
 
@@ -207,8 +214,8 @@ def _answer(response: messages.ModelResponse, question: Question, spelling: Tool
         tokens = _estimated(question, text, wanted)
     # The provider's own word first: the SDK knows fewer of them.
     for finish in ((response.provider_details or {}).get("finish_reason"), response.finish_reason):
-        if finish in FINISHES:
-            raise _fault(FINISHES[finish], tokens)
+        if (word := str(finish).lower()) in FINISHES:
+            raise _fault(FINISHES[word], tokens)
     calls = tuple(WantedCall(spelling.meant(part.tool_name), _args(part, tokens)) for part in wanted)
     return ModelAnswer(text, calls, tokens)
 
