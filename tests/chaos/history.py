@@ -112,6 +112,20 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
+class Orphaned:
+    """Runs (wire ids) that a worker held when it was killed or told to stop, and that waited for no tool.
+
+    `clock` is the database's time at that moment, in seconds since 1970.
+    """
+
+    at: float
+    clock: float
+    worker: str
+    act: Literal["killed", "stopped"]
+    run_ids: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """One answer of `/healthz` or `/readyz`; status None if none came within its second."""
 
@@ -145,13 +159,27 @@ class Ended:
 
 
 Record: TypeAlias = (
-    Began | Call | Connection | Frame | ModelAsked | ToolRan | Fault | Process | Probe | Usage | Ended
+    Began
+    | Call
+    | Connection
+    | Frame
+    | ModelAsked
+    | ToolRan
+    | Fault
+    | Process
+    | Orphaned
+    | Probe
+    | Usage
+    | Ended
 )
 Dump: TypeAlias = Mapping[str, list[dict[str, Any]]]
 
 KINDS: Final[dict[str, type[Any]]] = {
     kind.__name__: kind
-    for kind in (Began, Call, Connection, Frame, ModelAsked, ToolRan, Fault, Process, Probe, Usage, Ended)
+    for kind in (
+        *(Began, Call, Connection, Frame, ModelAsked, ToolRan),
+        *(Fault, Process, Orphaned, Probe, Usage, Ended),
+    )
 }
 
 

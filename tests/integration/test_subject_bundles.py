@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.wire import AGENT, Gateway, Wire
+from tests.integration.wire import AGENT, Gateway, Wire, symbol
 from tests.integration.wire_artifacts import keep_artifact
 from tests.integration.wire_runs import put_to_sleep
 
 from espalier_client.bundle import BadBundle, BundleWriter, lines_of, stream_of
 from espalier_client.client import AepClient
 from espalier_client.errors import AepError, TransportError
+from espalier_protocol.ids import to_wire
+from espalier_store.ids import new_id
 from espalier_store.pool import Pool
 
 pytestmark = pytest.mark.anyio
@@ -19,6 +21,8 @@ pytestmark = pytest.mark.anyio
 SUBJECT = "sub_traveller"
 IMPORT = "/api/me/subjects/import"
 BIG = bytes(range(256)) * 2500
+KINDS = ("agents", "runs", "artifacts", "memory", "messages", "prompt_history")
+END_OF_ONE_AGENT = {"kind": "end", "counts": {**dict.fromkeys(KINDS, 0), "agents": 1}}
 
 
 async def filled(wire: Wire, pool: Pool) -> dict[str, str]:
@@ -124,6 +128,49 @@ async def test_what_was_exported_is_imported_with_all_relations(
     assert (await other.get(f"/aep/v1/runs/{done.ids[ids['run']]}/events")).status_code == 410
 
 
+async def test_a_root_that_the_bundle_does_not_have_becomes_a_husk_that_takes_no_run(
+    wire: Wire, lines: list[bytes], gateway: Gateway
+) -> None:
+    """The subject's agent is somebody's helper: of the tree above it nothing was exported."""
+    root = to_wire("agt", new_id())
+    record = {**json.loads(lines[1])["record"], "root_agent_id": root}
+    other = await gateway.caller("elsewhere")
+    alone = [lines[0], changed(lines[1], record=record), json.dumps(END_OF_ONE_AGENT).encode() + b"\n"]
+    status, done = await sent(other, alone)
+    assert status == 200
+    helper = await other.call("agent.get", agent_id=done["ids"][record["id"]])
+    assert helper["root_agent_id"] == done["ids"][root]
+    husk = await other.call("agent.get", agent_id=done["ids"][root])
+    assert (husk["name"], husk["root_agent_id"], husk["subject_ids"]) == (
+        "[not in the bundle]",
+        husk["id"],
+        [],
+    )
+    assert symbol(await other.answer("run.create", {"agent_id": husk["id"], "goal": "go"})) == (
+        "lifecycle_conflict"
+    )
+
+
+async def test_an_import_believes_nobody_who_is_said_to_have_approved_a_prompt(
+    wire: Wire, lines: list[bytes], gateway: Gateway
+) -> None:
+    """A key of the runtime that exported it, or a forged word: it would read like a key of this owner."""
+    at = next(place for place, line in enumerate(lines) if kind_of(line) == "prompt_history")
+    record = {**json.loads(lines[at])["record"], "approved_by": "key_of_somebody"}
+    other = await gateway.caller("elsewhere")
+    status, done = await sent(other, [*lines[:at], changed(lines[at], record=record), *lines[at + 1 :]])
+    assert status == 200
+    agent_id = done["ids"][record["agent_id"]]
+    (entry,) = (await other.call("agent.get", agent_id=agent_id, include=["prompt_history"]))[
+        "prompt_history"
+    ]
+    assert (entry["id"], entry["diff"], entry["approved_by"]) == (
+        done["ids"][record["id"]],
+        record["diff"],
+        None,
+    )
+
+
 async def test_importing_twice_makes_two_of_each(wire: Wire, lines: list[bytes], gateway: Gateway) -> None:
     other = await gateway.caller("elsewhere")
     first, second = await sent(other, lines), await sent(other, lines)
@@ -167,6 +214,14 @@ def damage(lines: list[bytes], how: str) -> list[bytes]:
             return [lines[0], changed(lines[1], record={**record, "name": "n" * 201}), *lines[2:]]
         case "twice the same id":
             return [*lines[:2], *lines[1:]]
+        case "memory of no tree":
+            at = next(place for place, line in enumerate(lines) if kind_of(line) == "memory")
+            record = json.loads(lines[1])["record"]
+            helper = changed(lines[1], record={**record, "root_agent_id": to_wire("agt", new_id())})
+            memory = changed(
+                lines[at], record={**json.loads(lines[at])["record"], "tree_root_id": record["id"]}
+            )
+            return [lines[0], helper, *lines[2:at], memory, *lines[at + 1 :]]
         case "after the end":
             return [*lines, lines[1]]
     raise AssertionError(how)
@@ -185,6 +240,7 @@ def damage(lines: list[bytes], how: str) -> list[bytes]:
         ("no JSON", None),
         ("beyond a limit", "bundle has a record of agents that is damaged or beyond a limit."),
         ("twice the same id", "bundle has a record of agents that is damaged or beyond a limit."),
+        ("memory of no tree", "bundle has a record of memory that is damaged or beyond a limit."),
         ("after the end", "bundle goes on after its last line."),
     ],
 )
@@ -253,3 +309,19 @@ def test_a_hash_that_is_no_hash_never_becomes_a_path(tmp_path: Path) -> None:
         list(lines_of(tmp_path))
     with BundleWriter(tmp_path / "out") as writer, pytest.raises(TransportError):
         writer.take(b'{"kind":"artifacts","record":{"sha256":"../x"}}')
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{nonsense",
+        b"[]",
+        b"7",
+        b'{"kind":"artifacts"}',
+        b'{"kind":"artifacts","record":{"sha256":7}}',
+        b'{"kind":"end"}',
+    ],
+)
+def test_a_line_that_is_damaged_is_told_of_as_the_runtimes(tmp_path: Path, line: bytes) -> None:
+    with BundleWriter(tmp_path / "out") as writer, pytest.raises(TransportError):
+        writer.take(line)

@@ -226,3 +226,31 @@ async def test_whoever_is_told_of_a_rejected_change_knows_whom_its_words_are_abo
     assert (await client.run_get(other.id)).subject_ids == []
     await client.approval_resolve(ApprovalResolve(approval_id=waiting.id, resolution="deny"))
     assert (await client.run_get(other.id)).subject_ids == [SUBJECT]
+
+
+async def test_what_a_person_says_of_a_call_in_doubt_is_about_whom_the_run_knows_of(
+    client: AepClient, pool: Pool, ledger: Ledger
+) -> None:
+    """The agent is nobody's: whoever reads the comment knows from then on, and an erasure finds it."""
+    agent_id = await agent_of(client)
+    inputs = {"espalier.script": {"answers": [calls(record("once", 60.0))]}}
+    run = await client.run_create(
+        RunCreate(agent_id=agent_id, goal="ask", inputs=inputs, subject_ids=[SUBJECT])
+    )
+    await ledger.until("called", "once")
+    await client.run_cancel(run.id)
+    await client.run_result(run.id)
+    (waiting,) = (await client.approval_list()).items
+    assert waiting.kind == "in_doubt"
+
+    await client.approval_resolve(
+        ApprovalResolve(approval_id=waiting.id, resolution="done", comment="they like tea")
+    )
+
+    (message,) = await pool.fetch("select subject_ids, body from messages")
+    assert (message["subject_ids"], "they like tea" in message["body"]) == ([SUBJECT], True)
+    reader = await ended(client, agent_id, calls(("inbox_read", {}), ("complete", {"result": 1})))
+    assert reader.subject_ids == [SUBJECT]
+    await client.subject_erase(SUBJECT, "hard_delete")
+    assert await pool.fetchval("select count(*) from messages") == 0
+    assert await pool.fetchval("select count(*) from approvals where comment is not null") == 0

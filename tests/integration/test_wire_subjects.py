@@ -5,17 +5,25 @@ from typing import Any
 
 import anyio
 import pytest
+from families import BUDGETS, CEILINGS, HELPER, SLEEPS, WAITS, asleep, children, spawn
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
+from scripted_runs import row_of
+from tests.integration.conftest import Start
+from tests.integration.test_wire_agent_changes import meanwhile
 from tests.integration.wire import AGENT, ANSWER_WAIT_S, POLL_S, Gateway, Wire, running_gateway, symbol
 from tests.integration.wire_artifacts import keep_artifact
 from tests.integration.wire_runs import event_types, lease, put_to_sleep, uuid
 
+from espalier_acts.prompts import change_constitution
+from espalier_acts.runs import cancel_run
 from espalier_acts.subjects import begin_erasure, erase_a_part
 from espalier_eventlog import stream_key
 from espalier_gateway.settings import GatewaySettings
 from espalier_local.ports import free_port
-from espalier_store.pool import Pool, transaction
+from espalier_protocol.agent import ConstitutionChange
+from espalier_protocol.ids import to_wire
+from espalier_store.pool import Connection, Pool, transaction
 
 pytestmark = pytest.mark.anyio
 
@@ -464,3 +472,60 @@ async def test_a_stream_that_was_cleared_takes_no_older_event_any_more(
         with pytest.raises(ResponseError, match="equal or smaller"):
             await redis.xadd(key, {"d": "late"}, id="99-0")
         assert await redis.xlen(key) == 0
+
+
+# ------------------------------------------------------------------ while something else goes on
+
+
+async def test_a_prompt_that_is_replaced_while_it_is_being_erased_leaves_nothing_in_the_history(
+    wire: Wire, pool: Pool
+) -> None:
+    """The change puts the old words into the history in the moment in which the erasure looks for them."""
+    await rest(wire, "POST", SUBJECTS, {"aepId": "sub_a"})
+    agent = await wire.agent()
+    knowing = "update agents set mutable_prompt = 'They like tea.', prompt_subject_ids = '{sub_a}'"
+    await pool.execute(knowing)
+    owner_id = await pool.fetchval("select owner_id from subjects")
+    async with transaction(pool) as connection:
+        begun = await begin_erasure(connection, owner_id, "sub_a", "redact")
+    brief = ConstitutionChange(mutable_prompt="Be brief.")
+
+    async def replace_it(connection: Connection) -> None:
+        await change_constitution(connection, owner_id, uuid("agt", agent), brief, by="key_of_theirs")
+
+    async def erase_all() -> None:
+        more = True
+        while more:  # bounded by what is tagged
+            async with transaction(pool) as connection:
+                more = await erase_a_part(connection, owner_id, begun.erasure)
+
+    await meanwhile(pool, replace_it, erase_all)
+
+    found = await wire.call("agent.get", agent_id=agent, include=["prompt_history"])
+    assert found["constitution"]["mutable_prompt"] == "Be brief."
+    assert "tea" not in json.dumps(found)
+
+
+@pytest.mark.slow
+async def test_what_an_erased_helper_did_not_use_comes_back_to_its_spawner(
+    wire: Wire, pool: Pool, start: Start
+) -> None:
+    """Nobody has carried out the wake yet by which it would, and afterwards nobody could."""
+    worker = start("worker", ESPALIER_MODELS_SCRIPTED="on")
+    spawner = await wire.agent(toolset=[], ceilings=CEILINGS, budgets=BUDGETS)
+    plan = [{"calls": [spawn([SLEEPS])]}, WAITS]
+    run = await wire.run(spawner, inputs={"espalier.script": {"answers": plan}})
+    assert (await asleep(pool, run, cycles=1))["cycles_granted"] == HELPER["max_cycles"]
+    (child,) = await children(pool, run)
+    await asleep(pool, to_wire("run", child["id"]), cycles=1)
+    worker.kill()
+    await rest(wire, "POST", SUBJECTS, {"aepId": "sub_a"})
+    await pool.execute("update runs set subject_ids = '{sub_a}' where id = $1", child["id"])
+    async with transaction(pool) as connection:
+        await cancel_run(connection, child["owner_id"], child["id"], force=True)
+
+    manifest = await wire.call("subject.erase", subject_id="sub_a", mode="hard_delete")
+
+    assert ("deleted", "run", to_wire("run", child["id"])) in acts(manifest)
+    assert await children(pool, run) == []
+    assert (await row_of(pool, run))["cycles_granted"] == 1, "the one that it used"

@@ -1,6 +1,9 @@
 """A service that kills itself at a chosen moment: before or after its n-th commit, publish, ring or wake.
 
-Of a gateway the commits of creates count.
+Of a gateway the commits of creates count. A worker also dies around a model's answer (`ask`) and around
+planned calls (`carry`: before they are handed to the broker, after their outcome is known and before it is
+committed); a broker around `sent` (the call's row says so, and not a byte has left) and around `settle` (its
+answer is known).
 
 `arm("commit.before:3")` puts a SIGKILL of the own process at that place. Only this test code knows of it; the
 product has no branch for dying.
@@ -16,7 +19,9 @@ from typing import Any
 from espalier_eventlog.publisher import Publisher
 from espalier_gateway import couriers, idempotency
 from espalier_jobs import Doorbell
-from espalier_run_worker import held
+from espalier_mcp_broker import calls
+from espalier_run_worker import cycle, held
+from espalier_run_worker.brokered_calls import BrokeredCalls
 from espalier_store.pool import Connection, Pool, reading, transaction
 
 _seen: Counter[str] = Counter()
@@ -38,6 +43,10 @@ def arm(moment: str) -> None:
     Publisher.send = _around_calls("publish", Publisher.send, reached)  # type: ignore[method-assign]
     Doorbell.ring = _around_calls("ring", Doorbell.ring, reached)  # type: ignore[method-assign]
     couriers.wake_for_message = _around_calls("wake", couriers.wake_for_message, reached)  # type: ignore[attr-defined]
+    cycle.ask = _around_calls("ask", cycle.ask, reached)  # type: ignore[attr-defined]
+    BrokeredCalls.carry_out = _around_calls("carry", BrokeredCalls.carry_out, reached)  # type: ignore[method-assign]
+    calls.send_call = _around_calls("sent", calls.send_call, reached)  # type: ignore[attr-defined]
+    calls.settle_call = _around_calls("settle", calls.settle_call, reached)  # type: ignore[attr-defined]
 
 
 def _around_commits(real: Any, reached: Callable[[str], None], *, statement: bool = False) -> Any:

@@ -24,7 +24,13 @@ SERVICES = {
 STOP_WAIT_S = 10
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([*SERVICES.values(), "dying"])
+PRELOADED = [*SERVICES.values(), "dying"]
+_context.set_forkserver_preload(PRELOADED)
+
+
+def preload(*modules: str) -> None:
+    """Import these once too, where a service would load them late. Before the first start of the process."""
+    _context.set_forkserver_preload([*PRELOADED, *modules])
 
 
 @dataclass
@@ -62,18 +68,25 @@ class Service:
         return self.log.read_text()
 
 
-def start_service(service: str, environment: dict[str, str], log: Path, *, dies_at: str = "") -> Service:
-    """Start a service. `dies_at` names a moment at which it kills itself, see `dying`."""
-    process = _context.Process(target=_serve, args=(service, environment, log, dies_at), daemon=True)
+def start_service(
+    service: str, environment: dict[str, str], log: Path, *, dies_at: str = "", claims: Path | None = None
+) -> Service:
+    """Start a service. `dies_at` names a moment at which it kills itself, see `dying`.
+
+    A worker notes in `claims` which runs it takes, see `witness`.
+    """
+    process = _context.Process(target=_serve, args=(service, environment, log, dies_at, claims), daemon=True)
     process.start()
     return Service(process, log)
 
 
-def _serve(service: str, environment: dict[str, str], log: Path, dies_at: str) -> None:
+def _serve(service: str, environment: dict[str, str], log: Path, dies_at: str, claims: Path | None) -> None:
     with log.open("wb", buffering=0) as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
     os.environ.update(environment)
     if dies_at:
         importlib.import_module("dying").arm(dies_at)
+    if claims:
+        importlib.import_module("witness").note_claims(claims)
     importlib.import_module(SERVICES[service]).main()

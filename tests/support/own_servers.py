@@ -71,9 +71,17 @@ class OwnServer:
         (main,) = [
             child
             for child in psutil.Process(os.getpid()).children()
-            if any(word.rpartition(":")[2] == port or word == f"port={port}" for word in child.cmdline())
+            if any(word.rpartition(":")[2] == port or word == f"port={port}" for word in _words(child))
         ]
         return main
+
+
+def _words(child: psutil.Process) -> list[str]:
+    """None of another child that has just died."""
+    try:
+        return child.cmdline()
+    except psutil.Error:
+        return []
 
 
 @asynccontextmanager

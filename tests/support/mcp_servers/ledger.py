@@ -6,6 +6,7 @@
         --port N          listen there and not on a free port
         --handshake       speak only the handshake era (up to 2025-11-25)
         --hang-at-connect take the connection and never answer anything
+        --clock           write into every line when that was: `at`, on the machine's monotonic clock
 
 LEDGER is a file to which one JSON object a line is appended, each with a single write, so that it is whole
 whenever this program dies:
@@ -77,10 +78,13 @@ Answer = CallToolResult | InputRequiredResult
 class Ledger:
     """The file. Appending is one write."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, clock: bool = False) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._clock = clock
 
     def note(self, event: str, tool: str, argument: object, **more: object) -> None:
+        if self._clock:
+            more["at"] = time.monotonic()
         line = json.dumps({"event": event, "tool": tool, "argument": argument, **more})
         os.write(self._file, line.encode() + b"\n")
 
@@ -251,9 +255,10 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--handshake", action="store_true")
     parser.add_argument("--hang-at-connect", action="store_true")
+    parser.add_argument("--clock", action="store_true")
     parser.add_argument("words", nargs="*", help="are only shown by `surroundings`")
     chosen = parser.parse_args()
-    desk = Desk(Ledger(chosen.ledger))
+    desk = Desk(Ledger(chosen.ledger, clock=chosen.clock))
     server: Server[Any] = Server(
         "ledger",
         on_list_tools=desk.list_tools,

@@ -17,7 +17,7 @@ from uuid import UUID
 from espalier_acts.memory import write_memory
 from espalier_acts.subject_records import KINDS
 from espalier_acts.subjects import admit_subjects
-from espalier_domain.errors import InvalidInput
+from espalier_domain.errors import InvalidInput, TreeBoundary
 from espalier_protocol.agent import AgentCreate, Budgets, Ceilings, Constitution
 from espalier_protocol.ids import IdPrefix, from_wire, to_wire
 from espalier_protocol.memory import MemoryWrite
@@ -192,7 +192,7 @@ class BundleReader:
             raise _bad(f"has more than {RECORDS_IN_BUNDLE_MAX} records")
         try:  # what does not fit a shape is a ValueError too
             await getattr(self, f"_take_{kind}")(record)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, TreeBoundary) as error:
             raise _bad(f"has a record of {kind} that is damaged or beyond a limit") from error
         self._counts[kind] += 1
 

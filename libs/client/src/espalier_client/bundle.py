@@ -56,9 +56,15 @@ class BundleWriter:
         self._files.close()
 
     def take(self, line: bytes) -> None:
-        value = json.loads(line)
+        """Raises TransportError for what is no line of a bundle."""
+        try:
+            self._take(line, json.loads(line))
+        except (ValueError, TypeError, AttributeError, KeyError) as err:
+            raise TransportError("The runtime sent a line that is damaged.", Cause.senseless) from err
+
+    def _take(self, line: bytes, value: Any) -> None:
         if value.get("kind") == "bytes":
-            self._take_bytes(b64decode(value["base64"]))
+            self._take_bytes(b64decode(value["base64"], validate=True))
             return
         self._close_artifact()
         self._records.write(line + b"\n")

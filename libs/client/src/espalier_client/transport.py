@@ -4,7 +4,6 @@ Knows endpoints and headers, but neither sessions (`client`) nor what an answer 
 follows a redirect, which would carry the key elsewhere, and takes no proxy from the environment.
 """
 
-import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -96,7 +95,7 @@ class Transport:
                 body = await _read(response, ANSWER_BYTES_MAX)
                 if response.status_code != OK:
                     raise read_refusal(response.status_code, body)
-                return json.loads(body)
+                return read_json(body)
 
     async def ask(self, verb: str, path: str, body: bytes | None) -> Any:
         """The JSON that a small endpoint beside RPC answers, None if nothing. Raises what was said."""

@@ -13,6 +13,7 @@ from uuid import UUID
 import hiredis
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from redis.asyncio import Connection, ConnectionPool, Redis
+from redis.exceptions import ConnectionError as RedisLost
 
 STREAM_LIFE_S: Final = 3600
 """A stream expires this long after its last event; the log stays in Postgres."""
@@ -54,6 +55,13 @@ class QuickConnection(Connection):
 
     async def can_read_destructive(self) -> bool:
         return self._reader is None or self._reader.at_eof()
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        """uvloop raises RuntimeError for a connection that broke in this very turn of its loop."""
+        try:
+            await super().send_packed_command(command, check_health)
+        except RuntimeError as error:
+            raise RedisLost(str(error)) from error
 
 
 @asynccontextmanager

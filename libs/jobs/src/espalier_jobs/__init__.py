@@ -18,6 +18,7 @@ from arq.constants import job_key_prefix
 from arq.jobs import serialize_job
 from arq.utils import timestamp_ms
 from redis.asyncio import Connection, ConnectionPool
+from redis.exceptions import ConnectionError as RedisLost
 from redis.exceptions import RedisError
 
 RING: Final = "ring"
@@ -45,6 +46,13 @@ class _QuickConnection(Connection):
 
     def pack_commands(self, commands: Iterable[Iterable[Any]]) -> list[bytes]:
         return [b"".join(hiredis.pack_command(tuple(command)) for command in commands)]
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        """uvloop raises RuntimeError for a connection that broke in this very turn of its loop."""
+        try:
+            await super().send_packed_command(command, check_health)
+        except RuntimeError as error:
+            raise RedisLost(str(error)) from error
 
 
 @asynccontextmanager

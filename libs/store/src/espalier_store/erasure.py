@@ -144,7 +144,7 @@ async def read_erasure(
 
 ERASED_RUNS = """
 select record_id from erased_records
-where owner_id = $1 and erasure_id = $2 and kind = 'run' and action in ('deleted', 'redacted')
+where owner_id = $1 and erasure_id = $2 and kind = 'run' and action in ('deleted', 'redacted', 'stripped')
     and record_id > $3 order by record_id limit $4
 """
 
@@ -152,7 +152,7 @@ where owner_id = $1 and erasure_id = $2 and kind = 'run' and action in ('deleted
 async def erased_runs(
     connection: Connection, owner_id: UUID, erasure_id: UUID, after: str, limit: int
 ) -> list[str]:
-    """Wire ids of runs whose logs are gone, in order."""
+    """Wire ids of runs whose logs are gone or changed, in order: copies of them are what they were."""
     rows = await connection.fetch(ERASED_RUNS, owner_id, erasure_id, after, limit)
     return [row["record_id"] for row in rows]
 
@@ -427,7 +427,7 @@ SHARING: Final[tuple[tuple[str, str, IdPrefix], ...]] = (
 STRIP_RUNS = f"""
 update runs set subject_ids = array_remove(subject_ids, $2::text)
 where owner_id = $1 and id in (
-    select id from runs where owner_id = $1 and {SHARED} order by id limit $3 for no key update)
+    select id from runs where owner_id = $1 and {SHARED} order by depth, id limit $3 for no key update)
 returning id
 """
 STRIP_EVENTS = """
@@ -467,14 +467,17 @@ async def pick_run(connection: Connection, owner_id: UUID, subject_id: str, mode
     return run_id
 
 
+# By ranges: a list of a thousand numbers takes seconds where Postgres believes that logs are short.
 DELETE_ENTRIES = """
-delete from journal where owner_id = $1 and run_id = $2 and entry_no in (
-    select entry_no from journal where owner_id = $1 and run_id = $2 order by entry_no limit $3)
+delete from journal where owner_id = $1 and run_id = $2 and entry_no <= (
+    select max(entry_no) from (
+        select entry_no from journal where owner_id = $1 and run_id = $2 order by entry_no limit $3) first)
 """
 DELETE_SNAPSHOT = "delete from snapshots where owner_id = $1 and run_id = $2"
 DELETE_CALLS = """
-delete from tool_calls where owner_id = $1 and run_id = $2 and call_id in (
-    select call_id from tool_calls where owner_id = $1 and run_id = $2 order by call_id limit $3)
+delete from tool_calls where owner_id = $1 and run_id = $2 and call_id <= (
+    select max(call_id) from (
+        select call_id from tool_calls where owner_id = $1 and run_id = $2 order by call_id limit $3) first)
 """
 REDACT_CALLS = f"""
 update tool_calls set {SET["tool_calls"]},
@@ -532,8 +535,9 @@ async def erase_run(connection: Connection, owner_id: UUID, run_id: UUID, mode: 
 
 BLANK_BEGINS: Final = '{"redacted":true'
 DELETE_EVENTS = """
-delete from events where owner_id = $1 and run_id = $2 and seq in (
-    select seq from events where owner_id = $1 and run_id = $2 order by seq limit $3)
+delete from events where owner_id = $1 and run_id = $2 and seq <= (
+    select max(seq) from (
+        select seq from events where owner_id = $1 and run_id = $2 order by seq limit $3) first)
 """
 LIST_UNBLANKED = """
 select seq, payload from events

@@ -116,7 +116,10 @@ async def _end(desk: Desk, owner_id: UUID, run_id: UUID, *, force: bool) -> None
 
 
 async def _clear_streams(desk: Desk, owner_id: UUID, erasure: Erasure) -> None:
-    """Empty the streams of erased runs, in which their events still are as they were."""
+    """Empty the streams of erased and stripped runs, in which their events still are as they were.
+
+    All of them have ended, and whoever follows one goes on from Postgres.
+    """
     after = ""
     while True:  # bounded by the runs that were erased
         async with reading(desk.pool) as connection:

@@ -157,16 +157,23 @@ _STATUS_OF_CODE: Final[Mapping[ErrorCode, int]] = {
     ErrorCode.authn_failed: 401,
     ErrorCode.authz_denied: 403,
     ErrorCode.capability_not_supported: 403,
-    ErrorCode.tool_not_found: 404,
+    ErrorCode.ceiling_exceeded: 409,
+    ErrorCode.budget_exhausted: 409,
+    ErrorCode.tree_boundary_violation: 403,
     ErrorCode.subject_not_found: 404,
+    ErrorCode.constitution_policy_violation: 409,
+    ErrorCode.tool_not_found: 404,
     ErrorCode.version_mismatch: 400,
     ErrorCode.session_expired: 401,
     ErrorCode.lifecycle_conflict: 409,
+    ErrorCode.parse_error: 400,
+    ErrorCode.invalid_request: 400,
+    ErrorCode.method_not_found: 404,
     ErrorCode.invalid_params: 400,
     ErrorCode.internal_error: 500,
 }
 
 
 def status_of(told: Fault) -> int:
-    """The status of a refusal on the events and bytes endpoints."""
+    """The status of a refusal on every endpoint that speaks plain HTTP."""
     return _STATUS_OF_SYMBOL.get(told.symbol) or _STATUS_OF_CODE[told.code]
