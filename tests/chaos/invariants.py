@@ -6,7 +6,7 @@ docs/reliability/invariants.md says each in plain words, and which are not looke
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from tests.chaos import on_effects, on_runs, on_services, on_the_log
+from tests.chaos import on_effects, on_owners, on_runs, on_services, on_the_log
 from tests.chaos.history import Dump, Record
 from tests.chaos.seen import Seen, Violation
 
@@ -27,8 +27,8 @@ CHECKS: Final[dict[str, Callable[[Seen], Iterator[Violation]]]] = {
     "INV-10": on_effects.delivered_once,
     "INV-11": on_runs.families,
     "INV-12": on_runs.slept,
-    "INV-13": on_effects.erased,
-    "INV-14": on_effects.kept_apart,
+    "INV-13": on_owners.erased,
+    "INV-14": on_owners.kept_apart,
     "INV-15": on_services.let_go,
     "INV-16": on_services.told_the_truth,
     "INV-19": on_the_log.kept,

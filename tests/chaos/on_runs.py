@@ -5,14 +5,21 @@ from collections.abc import Iterator
 from datetime import datetime
 from itertools import pairwise
 from typing import Final
+from uuid import UUID
 
 from tests.chaos.history import Call, ModelAsked, ToolRan
 from tests.chaos.seen import LIVE, Row, Seen, Violation, run_of, twice, violation
+
+from espalier_domain.trees import DEPTH_MAX
+from espalier_protocol.ids import to_wire
 
 CANCELLED_S: Final = 5.0
 STOPS_S: Final = 1.0
 FAMILY_S: Final = 10.0
 WAKES_S: Final = 2.0
+WOKEN: Final = ("timer", "message", "child")
+"""What a wake ends; an approval and a retry are waited for whatever comes."""
+
 LOOK_S: Final = 1.0
 """Looks for what is due, or is to be stopped, come once in so long; these machines are slow besides."""
 
@@ -34,6 +41,8 @@ def lives_for_a_reason(seen: Seen) -> Iterator[Violation]:
         if run["due_at"] is None:
             yield violation("INV-4", run_id, f"it is {run['state']} and due at no time", run)
             continue
+        if wrong := _without_reason(seen, run):
+            yield violation("INV-4", run_id, wrong, run)
         free_at = max(seen.at(run["due_at"]), seen.at(run["lease_until"] or run["due_at"]))
         waited_s = seen.ended.at - free_at
         if waited_s > seen.sweep_s + LOOK_S:
@@ -43,6 +52,20 @@ def lives_for_a_reason(seen: Seen) -> Iterator[Violation]:
         if waited_s > seen.sweep_s + LOOK_S:
             sentence = f"a {promise['kind']} was not carried out for {waited_s:.1f} s"
             yield violation("INV-4", str(promise["id"]), sentence, promise)
+
+
+def _without_reason(seen: Seen, run: Row) -> str | None:
+    """What is wrong with a live run that is due later, or that somebody holds."""
+    due_later = seen.at(run["due_at"]) > seen.ended.at
+    if run["state"] == "running":
+        return "it is running, and nobody holds it" if due_later and run["lease_until"] is None else None
+    if run["lease_until"] is not None:
+        return "it sleeps, and somebody holds it"
+    if run["wait_reason"] is None:
+        return "it sleeps, and waits for nothing"
+    if due_later and run["wait_reason"] in WOKEN and run["wake_seq"] > run["wake_seen"]:
+        return f"it sleeps on wake {run['wake_seq']}, and has seen {run['wake_seen']}"
+    return None
 
 
 def one_authority(seen: Seen) -> Iterator[Violation]:
@@ -77,14 +100,20 @@ def cancelled_in_time(seen: Seen) -> Iterator[Violation]:
     """INV-8: a cancel ends a run and its helpers soon, whoever holds them, and nothing starts any more."""
     cancelled = _cancels(seen)
     for run_id, since in cancelled.items():
+        run = seen.runs.get(run_id)
+        if run is None:
+            yield violation("INV-8", run_id, "its cancel was answered, and it is not there")
+            continue
+        if run["state"] not in ("cancelled", *LIVE):
+            yield violation("INV-8", run_id, f"it was cancelled, and ended {run['state']}", run)
         yield from _over_by(seen, run_id, since, CANCELLED_S)
     for run_id, run in seen.runs.items():
-        parent = run_of(run["parent_id"]) if run["parent_id"] else None
-        ended_at = seen.runs[parent]["ended_at"] if parent in seen.runs else None
-        if ended_at:
-            yield from _over_by(seen, run_id, max(seen.at(ended_at), seen.at(run["created_at"])), FAMILY_S)
-    for record in seen.records:
-        if not isinstance(record, ToolRan | ModelAsked) or record.run_id not in cancelled:
+        since_of_each = [_to_end_since(seen, above, cancelled) for above in seen.ancestors(run_id)]
+        if known := [since for since in since_of_each if since is not None]:
+            yield from _over_by(seen, run_id, max(min(known), seen.at(run["created_at"])), FAMILY_S)
+    effects: list[ToolRan | ModelAsked] = [*seen.of(ToolRan), *seen.of(ModelAsked)]
+    for record in effects:
+        if record.run_id is None or record.run_id not in cancelled:
             continue
         late_s = record.at - cancelled[record.run_id] - STOPS_S
         if late_s > seen.excused_s(cancelled[record.run_id], record.at, *OF_ANYBODY):
@@ -98,11 +127,31 @@ def _cancels(seen: Seen) -> dict[str, float]:
     for run_id, run in seen.runs.items():
         if run["cancel_requested_at"]:
             found[run_id] = seen.at(run["cancel_requested_at"])
+    runs_of: dict[str, list[str]] = defaultdict(list)
+    for run_id, run in seen.runs.items():
+        runs_of[to_wire("agt", UUID(run["agent_id"]))].append(run_id)
     for call in seen.of(Call):
-        if call.method == "run.cancel" and call.outcome == "ok":
-            run_id = call.answer["id"]
-            found[run_id] = min(found.get(run_id, call.at), call.at)
+        if call.outcome != "ok" or call.method not in ("run.cancel", "agent.cancel"):
+            continue
+        asked = [call.answer["id"]] if call.method == "run.cancel" else runs_of[call.answer["id"]]
+        for run_id in asked:
+            if call.method == "run.cancel" or _lived(seen, run_id, call):
+                found[run_id] = min(found.get(run_id, call.at), call.at)
     return found
+
+
+def _lived(seen: Seen, run_id: str, call: Call) -> bool:
+    """Whether a run was surely alive while this was asked and answered."""
+    run = seen.runs[run_id]
+    before = seen.at(run["created_at"]) < call.began - CLOCK_S
+    return before and (not run["ended_at"] or seen.at(run["ended_at"]) > call.at + CLOCK_S)
+
+
+def _to_end_since(seen: Seen, run_id: str, cancelled: dict[str, float]) -> float | None:
+    """From when on nothing below a run may live."""
+    ended_at = seen.runs[run_id]["ended_at"]
+    known = [cancelled[run_id]] if run_id in cancelled else []
+    return min([*known, *([seen.at(ended_at)] if ended_at else [])], default=None)
 
 
 def _over_by(seen: Seen, run_id: str, since: float, within_s: float) -> Iterator[Violation]:
@@ -130,6 +179,8 @@ def families(seen: Seen) -> Iterator[Violation]:
         yield from _granted(parent_id, parent, children)
         for child in children:
             run_id, times = run_of(child["id"]), told[(parent["id"], child["agent_id"])]
+            if child["depth"] > DEPTH_MAX:
+                yield violation("INV-11", run_id, f"it is {child['depth']} levels deep", child)
             if child["depth"] != parent["depth"] + 1 or child["root_id"] != parent["root_id"]:
                 yield violation("INV-11", run_id, "it is not where its spawner is in the tree", parent, child)
             if parent["ended_at"] and child["created_at"] > parent["ended_at"]:
@@ -137,7 +188,7 @@ def families(seen: Seen) -> Iterator[Violation]:
             if times != (child["ended_at"] is not None):
                 sentence = f"it is {child['state']}, and its spawner was told {times} times"
                 yield violation("INV-11", run_id, sentence, child)
-    for run_id in seen.runs:
+    for run_id in filter(seen.whole, seen.runs):
         entries = seen.entries_of(run_id, "subagent_spawned")
         spawned = sorted(row["body"]["child_run_id"] for row in entries)
         if spawned != sorted(run_of(child["id"]) for child in given.get(run_id, [])):

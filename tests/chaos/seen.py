@@ -5,7 +5,7 @@ Pure. It judges nothing.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cached_property
@@ -56,8 +56,16 @@ class Seen:
         self.lease_s = float(first.settings.get("lease_ttl_s", 4.0))
         self.sweep_s = float(first.settings.get("sweep_s", 3.0))
 
-    def of(self, kind: type[T]) -> Iterator[T]:
-        return (record for record in self.records if isinstance(record, kind))
+    def of(self, kind: type[T]) -> Sequence[T]:
+        """All records of a kind, in their order."""
+        return self._kinds.get(kind, [])
+
+    @cached_property
+    def _kinds(self) -> dict[type[Any], list[Any]]:
+        found: dict[type[Any], list[Any]] = defaultdict(list)
+        for record in self.records:
+            found[type(record)].append(record)
+        return found
 
     def rows(self, table: str) -> list[Row]:
         return self.dump.get(table, [])
@@ -65,6 +73,26 @@ class Seen:
     @cached_property
     def runs(self) -> dict[str, Row]:
         return {run_of(row["id"]): row for row in self.rows("runs")}
+
+    def whole(self, run_id: str) -> bool:
+        """Whether nothing was taken from the run's log and journal: no retention, no erasure."""
+        run = self.runs.get(run_id)
+        return run is not None and not run["log_pruned_at"] and not run["erased_at"]
+
+    def ancestors(self, run_id: str) -> list[str]:
+        """The run's spawner, that one's spawner, and so on, as far as they are there."""
+        found: list[str] = []
+        while (parent := self.runs[found[-1] if found else run_id]["parent_id"]) is not None:
+            parent_id = run_of(parent)
+            if parent_id not in self.runs or parent_id in found:
+                break
+            found.append(parent_id)
+        return found
+
+    @cached_property
+    def owners(self) -> dict[str, str]:
+        """Names by id."""
+        return {row["id"]: row["name"] for row in self.rows("owners")}
 
     @cached_property
     def events(self) -> dict[str, list[Row]]:

@@ -63,6 +63,17 @@ DAMAGES = [
         f"update journal set body = jsonb_set(body::jsonb, '{{call_id}}', '\"same\"') where {A_CALL}",
     ),
     (
+        "INV-6: a call that is told as in doubt is asked about once, and no other",
+        f"update journal set body = jsonb_set(body::jsonb, '{{in_doubt}}', 'true') where {A_CALL}",
+    ),
+    (
+        "INV-6: a call that is told as in doubt is asked about once, and no other",
+        """
+            insert into approvals (id, owner_id, agent_id, run_id, kind, call_id)
+            select gen_random_uuid(), owner_id, agent_id, id, 'in_doubt', 'call_1_1' from runs
+        """,
+    ),
+    (
         "an artifact is there as often as it was made and told",
         "delete from artifacts where name = 'first'",
     ),

@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
+from invariants import violations
 from scripted_runs import Reader
 from tests.integration.conftest import BrokerProcess, Start, StartBroker, StartGateway
 from tests.integration.tools import (
@@ -46,10 +47,12 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 @pytest.fixture
-async def client(start_gateway: StartGateway, api_key: str) -> AsyncIterator[AepClient]:
+async def client(start_gateway: StartGateway, api_key: str, pool: Pool) -> AsyncIterator[AepClient]:
+    """However a test ends, what is in doubt has been told and asked about, and nothing else is wrong."""
     gateway = await start_gateway()
     async with AepClient(gateway.base_url, api_key) as opened:
         yield opened
+    assert await violations(pool) == {}
 
 
 @pytest.fixture

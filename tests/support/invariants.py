@@ -55,6 +55,13 @@ INVARIANTS = {
         select run_id, body ->> 'call_id' from journal where body ->> 'kind' = 'tool_returned'
         group by run_id, body ->> 'call_id' having count(*) > 1
     """,
+    "INV-6: a call that is told as in doubt is asked about once, and no other": """
+        select run_id, call_id from (
+            select run_id, body ->> 'call_id' as call_id, 1 as told, 0 as asked from journal
+            where body ->> 'kind' = 'tool_returned' and (body ->> 'in_doubt')::boolean
+            union all select run_id, call_id, 0, 1 from approvals where kind = 'in_doubt'
+        ) doubted group by run_id, call_id having sum(told) <> 1 or sum(asked) <> 1
+    """,
     "an artifact is there as often as it was made and told": """
         select r.id from runs r
         where (select count(*) from artifacts a where a.run_id = r.id) <> any (array[
