@@ -6,7 +6,7 @@ It is looked for in every column of every table, in all of Redis and in what the
 
 import json
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -108,11 +108,11 @@ class Runtime:
             if anyio.current_time() >= until:
                 return
 
-    async def erase(self, mode: str) -> dict[str, Any]:
+    async def erase(self, mode: str, subject_id: str = SUBJECT) -> dict[str, Any]:
         """As an embedder does who is told to come again."""
         with anyio.fail_after(WAIT_S):
             while True:  # bounded by the scope
-                answer = await self.wire.answer("subject.erase", {"subject_id": SUBJECT, "mode": mode})
+                answer = await self.wire.answer("subject.erase", {"subject_id": subject_id, "mode": mode})
                 if "result" in answer:
                     result: dict[str, Any] = answer["result"]
                     return result
@@ -183,6 +183,14 @@ def canary_agent(canary: str, **changes: Any) -> dict[str, Any]:
         "subject_ids": [SUBJECT],
         **changes,
     }
+
+
+ABOUT_NOBODY: dict[str, Any] = {
+    "constitution": AGENT["constitution"],
+    "metadata": {},
+    "toolset": [],
+    "subject_ids": [],
+}
 
 
 def doing_everything(canary: str, agent_id: str) -> dict[str, Any]:
@@ -271,11 +279,7 @@ async def ask_a_person(runtime: Runtime) -> None:
 async def spread_to_a_stranger(runtime: Runtime) -> None:
     """A run that nobody tagged reads what is tagged, and from then on all it does is about the subject."""
     canary, wire = runtime.canary, runtime.wire
-    agent_id = await wire.agent(
-        **canary_agent(
-            "stranger", subject_ids=[], constitution=AGENT["constitution"], metadata={}, toolset=[]
-        )
-    )
+    agent_id = await wire.agent(**canary_agent("stranger", **ABOUT_NOBODY))
     await wire.call(
         "memory.write", tree_root_id=agent_id, namespace="n", key="k", value=canary, subject_id=SUBJECT
     )
@@ -340,6 +344,7 @@ async def test_a_run_that_writes_all_the_while_leaves_nothing_behind(runtime: Ru
         }
         for number in range(400)
     ]
+    neighbour = await writing_all_the_while(runtime)
     slow = calls(record(canary, delay_s=8.0))
     run_ids = [await wire.run(agent_id, goal=canary, inputs=plan(*restless))]
     with anyio.fail_after(WAIT_S):
@@ -368,14 +373,65 @@ async def test_a_run_that_writes_all_the_while_leaves_nothing_behind(runtime: Ru
     )
 
     assert await runtime.where() == set()
-    await runtime.goes_on()
-    await runtime.goes_on()
-    await runtime.goes_on()
+    lived = (await wire.call("run.get", run_id=neighbour))["cycle_count"]
+    await runtime.goes_on(LATER_S)
     assert await runtime.where() == set()
+    still = await wire.call("run.get", run_id=neighbour)
+    assert (still["ended_at"], still["cycle_count"] > lived) == (None, True), "it wrote all the while"
     for run_id in run_ids:
         replay = await wire.get(f"/aep/v1/runs/{run_id}/events")
         assert replay.status_code == (200 if mode == "redact" else 404)
         assert canary not in replay.text
+
+
+async def writing_all_the_while(runtime: Runtime) -> str:
+    """A run of the same owner that is about nobody and writes every second, for longer than a test lasts.
+
+    It sends itself no message: that would end its sleeps, and its plan with them.
+    """
+    agent_id = await runtime.wire.agent(**canary_agent("neighbour", **ABOUT_NOBODY))
+    return await runtime.wire.run(
+        agent_id,
+        inputs=plan(
+            *(
+                calls(
+                    ("artifact_create", {"name": f"a{number}", "content": f"mine {number}"}),
+                    ("learning_memory_write", {"namespace": "n", "key": f"k{number}", "value": number}),
+                    ("sleep", {"duration_seconds": 1}),
+                )
+                for number in range(400)
+            )
+        ),
+    )
+
+
+async def test_what_is_shared_loses_the_subjects_id_in_redis_and_stays_whole_in_its_log(
+    runtime: Runtime,
+) -> None:
+    """The run knows of another subject too, so it is stripped; its stream is a copy of what it was.
+
+    Its subject is its own: other tests of this process leave streams about theirs in the same Redis.
+    """
+    wire, subject_id = runtime.wire, f"sub_{uuid4().hex}"
+    agent_id = await wire.agent(
+        **canary_agent("shared", **{**ABOUT_NOBODY, "subject_ids": [subject_id, "sub_other"]})
+    )
+    writes = ("learning_memory_write", {"namespace": "n", "key": "k", "value": 1, "subject_id": subject_id})
+    run_id = await wire.run(agent_id, inputs=plan(calls(writes, ("complete", {"result": "done"}))))
+    await runtime.until(run_id, "complete")
+    named = replace(runtime, canary=subject_id)
+    before = await _envelopes(wire, run_id)
+    assert [place for place, _ in await named.where()].count("redis") == 1, "in the stream of the run"
+
+    done = await runtime.erase("hard_delete", subject_id)
+
+    assert ("run", run_id) in [(each["kind"], each["id"]) for each in done["stripped"]]
+    assert [each for each in await named.where() if each[0] in ("redis", "log")] == []
+    after = await _envelopes(wire, run_id)
+    assert [each["event_id"] for each in after] == [each["event_id"] for each in before]
+    assert [each["payload"] for each in after if each["type"] == "memory.written"] == [
+        {**each["payload"], "subject_id": None} for each in before if each["type"] == "memory.written"
+    ]
 
 
 async def test_a_redacted_log_has_the_same_events_in_the_same_order(runtime: Runtime) -> None:
